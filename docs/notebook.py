@@ -62,7 +62,7 @@ other = mhacli.inspect("the cat sat on the mat", mhacli.Config(n_heads=4))
 mhacli.diff(record, other)""",
     ),
     (
-        "A record is a file, which `mha show`, `mha view` and `mha diff` read too.",
+        "A record is a file, which `mhacli.load` reads.",
         """\
 record.save("cat.safetensors", force=True)
 mhacli.load("cat.safetensors").self_check.ok""",

@@ -22,10 +22,9 @@ def main() -> NoReturn:
         long_work.install()
         gc.freeze()  # what is loaded stays
         code = _run()
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
-    except long_work.Terminated:
-        code = 128 + signal.SIGTERM
+    except (KeyboardInterrupt, long_work.Terminated) as end:
+        code = 128 + (signal.SIGTERM if isinstance(end, long_work.Terminated) else signal.SIGINT)
+        long_work.say_interrupted()
     remove_temporary_folders()
     os._exit(code)  # nothing is left to flush, and torch takes its time to leave
 

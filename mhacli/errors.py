@@ -22,12 +22,72 @@ EXIT_CHECK = 3
 """The exit code of a run whose check says no."""
 
 
+_COMMAND = re.compile(
+    r"\bmha (bench|check|decode|diff|doctor|effect|explain|heads|run|samples|scan|show|trace|view"
+    r"|vocab|weights)\b"
+)
+_NAMES = {
+    "direction": "directions",
+    "head": "heads",
+    "heads": "n_heads",
+    "kv-heads": "n_kv_heads",
+    "layer": "layers",
+    "sink-window": "sink",
+    "verify": "n_verified",
+}
+_OF_SCREENS = (
+    (r" \(--(all|tolerance|verbose)\b[^()]*\)", ""),
+    ("with --json", "in its table"),
+    ("--keep pattern", 'keep=["pattern"]'),
+    ("--keep-limit", "keep_limit="),
+    ("--layer N --head H draws", "record.pattern(layer=…, head=…) draws"),
+)
+_OF_ARGUMENTS = (
+    (r"\b(compare|with) mha trace ", r"\1 "),
+    (r"--(\S*)arg (')?([\w.]+)=((?(2)[^']*|[^\s;,]+))(?(2)')", r'--\1arg={"\3": \4}'),
+    (r"} --\S*arg={", ", "),
+    (r"--(\S*)arg\b", r"--\1arguments"),
+    (r"--(budget|call-limit|max-time|time-limit)\b", r"--\1-s"),
+    (r"--(force|raw)\b", r"--\1=True"),
+)
+
+
+def screen_in_python(words: str) -> str:
+    """What a screen says of its options, for Python; data such as tokens stay as they are."""
+    for typed, spelled in _OF_SCREENS:
+        words = re.sub(typed, spelled, words)
+    return words
+
+
+def in_python(words: str) -> str:
+    """What is said of options, with the names that parameters of Python have; what a command would
+    do is left out behind a semicolon.
+
+    >>> in_python("--kv-heads 3 does not divide the 4 query heads")
+    'n_kv_heads=3 does not divide the 4 query heads'
+    """
+    words = screen_in_python(words)
+    for typed, spelled in _OF_ARGUMENTS:
+        words = re.sub(typed, spelled, words)
+    clauses = words.split("; ")
+    words = "; ".join(clause for clause in clauses if not _COMMAND.search(clause)) or words
+    return re.sub(r"(?<![\w-])--(no-)?([a-z][a-z-]*)( (?=[-./\d'\"]|[A-Z]{2}))?", _parameter, words)
+
+
+def _parameter(option: re.Match[str]) -> str:
+    """The name of the parameter for an option, joined to a value that stands behind it."""
+    no, name, has_value = option.groups()
+    name = _NAMES.get(name, name.replace("-", "_"))
+    return f"{name}=False" if no else name + ("=" if has_value else "")
+
+
 class MhaError(Exception):
     """An error that the user can fix.
 
-    `code` is a stable word for programs, `exit_code` the exit code of the process (1 failed, 2
-    usage, 3 a check says no), `path` the file concerned. All texts may hold untrusted characters:
-    the code that prints them escapes them.
+    `message` and `hint` name parameters of Python, `typed_message` and `typed_hint` the options of
+    the command line. `code` is a stable word for programs, `exit_code` the exit code of the process
+    (1 failed, 2 usage, 3 a check says no), `path` the file concerned. All texts may hold untrusted
+    characters: the code that prints them escapes them.
     """
 
     def __init__(
@@ -39,16 +99,32 @@ class MhaError(Exception):
         exit_code: int = EXIT_FAILED,
         path: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message, self.hint, self.code, self.exit_code, self.path = (
-            message,
-            hint,
-            code,
-            exit_code,
-            path,
-        )
-        if hint:
-            self.add_note(f"hint: {hint}")  # shown in a traceback, for use without the command line
+        super().__init__(in_python(message))
+        self.typed_message, self.typed_hint = message, hint
+        self.code, self.exit_code, self.path = code, exit_code, path
+        if self.hint:
+            self.add_note(f"hint: {self.hint}")  # shown in a traceback
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+        return in_python(self.typed_message)
+
+    @property
+    def hint(self) -> str | None:
+        """How to mend it; None where only a command of mha would."""
+        words = in_python(self.typed_hint or "")
+        return None if _COMMAND.search(words) else words or None
+
+    def typed(self) -> dict[str, Any]:
+        """The arguments of an equal error."""
+        return {
+            "message": self.typed_message,
+            "hint": self.typed_hint,
+            "code": self.code,
+            "exit_code": self.exit_code,
+            "path": self.path,
+        }
 
 
 def lacks_memory(fault: BaseException) -> bool:

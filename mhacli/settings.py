@@ -403,7 +403,7 @@ class Config:
         None, DEVICE, "Number of CPU threads.", low=1, high=1024, default="chosen by torch"
     )
     seed: int = setting(
-        0, LAYER, "Seed of random numbers.", low=0, high=2**64 - 1, modes=("layer", "code")
+        0, LAYER, "Seed of random numbers.", low=0, high=2**64 - 1, modes=("layer", "model", "code")
     )
     tokenizer: str = _run(
         "word",

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # What a user gets without constraints.txt: builds the wheel, installs it in a new virtual
 # environment with a set of versions, and runs `mha --help`, a wrong option, and the commands of
-# README.md in an empty folder.
+# README.md and docs/tour.md in an empty folder.
 #
 #     tests/versions.sh oldest    the lower bounds of pyproject.toml, with all extras
 #     tests/versions.sh newest    what pip takes today, with all extras
-#     tests/versions.sh quick     what pip takes today for the first commands of README.md
+#     tests/versions.sh quick     what pip takes today; of README.md only the first commands
 #
 # `oldest` and `newest` run tests/contract/commands too. Run them by hand before a release, and
 # write the versions into the table of docs/CONTRIBUTING.md. `CC=false` builds the wheel of a
@@ -89,15 +89,20 @@ run() { # a line of README.md: a comment names an exit code other than 0
   echo "ran: $line"
 }
 
+run_lines() { # every `$ mha ...` of a page, up to the line that $2 names
+  while read -r line; do
+    run "$line"
+  done < <(sed -n "1,$2 s/^\\\$ \\(mha .*\\)/\\1/p" "$1")
+}
+
 run "mha --help"
 run "mha run --help-all"
 run "mha run 'the cat' --nope  # exits with 2"
 run 'mha run "the cat sat on the mat" --heads 4'
 end='$'
 [ "$row" != quick ] || end='/^## /'  # only what stands before the first heading
-while read -r line; do
-  run "$line"
-done < <(sed -n "1,$end s/^\\\$ \\(mha .*\\)/\\1/p" README.md)
+run_lines README.md "$end"
+run_lines docs/tour.md '$'
 
 if [ "$row" != quick ]; then
   install pytest pytest-xdist hypothesis beartype pyte jsonschema

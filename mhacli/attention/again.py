@@ -16,6 +16,7 @@ from torch import Tensor
 from mhacli.record.heads import MAX_LARGEST, MAX_SINKS, SINK_LIFT, Kept
 from mhacli.run import cells_at_once
 
+from .core import Matrices, QueryIdx
 from .scores import (
     BLOCKS,
     LARGE_ON_DEVICE,
@@ -23,6 +24,7 @@ from .scores import (
     ScoredAttention,
     by_group,
     head_groups,
+    joined,
     of_group,
     rows_of,
 )
@@ -46,12 +48,6 @@ class Care(NamedTuple):
     is_finite: bool = True
     is_rounded: bool = False
     is_coarse: bool = False
-
-
-def doubt_of(reduced: Reduced) -> Float[Tensor, "1 head"]:
-    """The size of the largest log-sum-exp of each head."""
-    largest: Tensor = torch.linalg.vector_norm(reduced.lse, torch.inf, dim=(0, 2))
-    return largest[None]
 
 
 def care_of(reduced: Reduced, sums: PassResults) -> Care:
@@ -116,10 +112,7 @@ def _by_heads(
     most = cells_at_once(attention.like.device.type) // max(1, n_cells * attention.shape[0])
     # whole groups of those that share keys, or parts of one
     most, group = (most // group * group, 1) if most >= group else (max(1, most), group)
-    parts = [function(heads) for heads in head_groups(reduced.heads, group, most=most)]
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    return joined([function(heads) for heads in head_groups(reduced.heads, group, most=most)])
 
 
 def _strongest(
@@ -159,12 +152,10 @@ def _z_again(
         v = v.masked_fill((weights == 0).all(dim=2)[..., None], 0.0)
     again = by_group(weights, v.to(weights.dtype))
     z = rows_of(reduced.z[:, reduced.span(heads)], rows)
-    error = again - z
+    error, magnitudes = again - z, by_group(weights.to(v.dtype), v.abs())
     if not care.is_finite:
         are_both = again.isfinite() == z.isfinite()
         error = torch.where(are_both, error.nan_to_num(0.0, 0.0, 0.0), torch.inf)
-    magnitudes = by_group(weights.to(v.dtype), v.abs())
-    if not care.is_finite:
         magnitudes = magnitudes.nan_to_num(nan=0.0, posinf=0.0)
     found = {
         "z_error": torch.linalg.vector_norm(error, torch.inf, dim=-1),
@@ -184,7 +175,7 @@ def _z_again(
 def _moved(
     attention: Attention,
     place: tuple[int, int],
-    queries: Int[Tensor, " query"],
+    queries: QueryIdx,
     weights: Float[Tensor, "query key"],
     values: Float[Tensor, "key d_v"],
 ) -> Float[Tensor, " query"]:
@@ -262,7 +253,7 @@ def _kept_cells(reduced: Reduced, kept: Kept, care: Care) -> PassResults:
     arrays: PassResults = {}
     device, dtype = reduced.lse.device, reduced.statistics["mass"].dtype
 
-    def of_all(queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query key"]:
+    def of_all(queries: Tensor, keys: Tensor) -> Matrices:
         def of_heads(heads: range) -> PassResults:
             weights, _ = reduced.weights_of(heads, queries, keys, is_coarse=care.is_coarse)
             return {"cells": weights.to(dtype)}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, UInt
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhacli.record.record import SpanTokens
 from mhacli.run import CellIndex
@@ -22,7 +23,7 @@ from mhacli.settings import PaddingSide, Statistics
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
 
-from .core import Allowed
+from .core import Allowed, KeyIdx, QueryIdx
 from .devices import moved
 from .scores import exact_dtype
 
@@ -90,10 +91,11 @@ class StatisticsRequest:
         equals no key.
         """
         of_queries = torch.where(self.q_tokens < 0, -2, self.q_tokens)
-        return tuple(
+        q, k, before = (
             tokens.to(torch.int32).contiguous()
             for tokens in (of_queries, self.k_tokens, self.before_k)
-        )  # type: ignore[return-value]
+        )
+        return q, k, before
 
     @cached_property
     def marks(self) -> UInt[Tensor, "batch key"]:
@@ -129,11 +131,6 @@ class Axis:
         return tuple(
             places_in(of, len(ids)) for of, ids in zip(self.documents, self.ids, strict=True)
         )
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether a text is shorter than the axis."""
-        return any(len(row) < self.length for row in self.ids)
 
     def filled(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch length"]:
         """A number for every token of every text, and `fill` for padding, on the CPU."""
@@ -189,17 +186,14 @@ def make_statistics_request(
     Conditions count places from the beginning of a text, through its documents. `spans` are the
     tokens of named parts, which are parts of the queries' texts and of the keys'.
     """
-    places, longest = (
-        axes.keys.filled(axes.keys.places, -1),
-        max(axes.queries.length, axes.keys.length),
-    )
+    places = axes.keys.filled(axes.keys.places, -1)
+    longest = max(axes.queries.length, axes.keys.length)
     k_tokens = axes.keys.filled(axes.keys.ids, -1)
+    real = axes.queries.filled(axes.queries.places, -1) >= 0
     return StatisticsRequest(
         axes=axes,
-        block=1
-        << (
-            -(-longest // MAP_CELLS) - 1
-        ).bit_length(),  # the least power of two that leaves at most so many
+        # the least power of two that leaves at most so many cells
+        block=1 << (-(-longest // MAP_CELLS) - 1).bit_length(),
         q_tokens=axes.queries.filled(axes.queries.ids, -1),
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
@@ -212,7 +206,7 @@ def make_statistics_request(
         ),
         q_spans=_marked(spans, axes.queries) if spans else None,
         k_spans=_marked(spans, axes.keys) if spans else None,
-        real=axes.queries.filled(axes.queries.places, -1) >= 0 if axes.queries.is_padded else None,
+        real=real if bool((~real).any()) else None,
     ).on(axes.queries.device)
 
 
@@ -246,13 +240,9 @@ def matcher(pattern: Condition, axes: Axes, sequence: int) -> Allowed:
     texts = {}
     for name, axis in of_axes.items():  # all places outside of a text lead to its border
         tokens = torch.tensor(axis.ids[sequence], dtype=dtype, device=axis.device)
-        texts[name] = torch.nn.functional.pad(
-            tokens.where(tokens >= 0, torch.nan), (1, 1), value=torch.nan
-        )
+        texts[name] = pad(tokens.where(tokens >= 0, torch.nan), (1, 1), value=torch.nan)
 
-    def matches(
-        q_idx: Int[Tensor, " query"], k_idx: Int[Tensor, " key"]
-    ) -> Bool[Tensor, "query key"]:
+    def matches(q_idx: QueryIdx, k_idx: KeyIdx) -> Bool[Tensor, "query key"]:
         places = {
             "q": q_idx[:, None] - axes.queries.first(sequence),
             "k": k_idx[None, :] - axes.keys.first(sequence),

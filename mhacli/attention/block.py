@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .axes import StatisticsRequest
 from .masks import mask_of
-from .scores import LOG2_E, BlockPlace, ScoredAttention, large, plane_of
+from .scores import LOG2_E, BlockPlace, ScoredAttention, large, planes_of
 
 _POINTER = ctypes.c_void_p
 _WHOLE = ctypes.c_int64
@@ -90,28 +90,33 @@ class CompiledHeads:
         self._sums = sums
         self._memory = torch.empty(0)
         self._place: tuple[tuple[range, range], Tensor, _Block] | None = None
-        self._tokens = request.labels
+        self._request = request
         self._marked = [
             [row.nonzero().flatten() for row in marks] for marks in (request.first, request.leading)
         ]
         texts = range(attention.shape[0])
-        self._of_head = [[self._described(b, head, request) for head in heads] for b in texts]
+        self._of_head = [[self._described(b, head) for head in heads] for b in texts]
 
-    def _described(self, batch: int, head: int, request: StatisticsRequest) -> _Head:
+    def _described(self, batch: int, head: int) -> _Head:
+        request = self._request
         band, sinks = mask_of(self._attention.allowed).band, self._attention.sink_logits
+        sink = -math.inf
+        if sinks is not None:
+            sink = float(planes_of(sinks, batch, range(head, head + 1))) * LOG2_E
         first, leading = (marked[batch] for marked in self._marked)
         return _Head(
-            *(
-                *band,
-                request.axes.is_self,
-                request.block,
-                self._sums["map"].shape[3],
-                self._attention.shape[2] - 1,
-            ),
-            *(len(first), len(leading), first.data_ptr(), leading.data_ptr()),
-            *(tokens[batch].data_ptr() for tokens in self._tokens),
+            *band,
+            request.axes.is_self,
+            request.block,
+            self._sums["map"].shape[3],
+            self._attention.shape[2] - 1,
+            len(first),
+            len(leading),
+            first.data_ptr(),
+            leading.data_ptr(),
+            *(tokens[batch].data_ptr() for tokens in request.labels),
             *(self._sums[name][batch, head - self._heads.start].data_ptr() for name in IN_C),
-            -math.inf if sinks is None else float(plane_of(sinks, batch, head)[0]) * LOG2_E,
+            sink,
         )
 
     def weights_of(
@@ -139,7 +144,7 @@ class CompiledHeads:
         of_head = self._of_head[batch][index]
         block.limit = large(scores.device) * LOG2_E
         if mask_of(attention.allowed).cells is not None and (cells := hidden()) is not None:
-            masked = plane_of(cells, batch, head.start)
+            masked = planes_of(cells, batch, head)[0]
             if masked.stride(1) != 1:
                 masked = masked.contiguous()
             block.hidden, block.hidden_row = masked.data_ptr(), masked.stride(0)

@@ -11,7 +11,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Allowed = Callable[[Int[Tensor, " query"], Int[Tensor, " key"]], Bool[Tensor, "..."]]
+Queries = Float[Tensor, "batch head query d_head"]
+Keys = Float[Tensor, "batch kv_head key d_head"]
+Values = Float[Tensor, "batch kv_head key d_v"]
+HeadOutputs = Float[Tensor, "batch head query d_v"]
+"""What `z` is: the weighted values of each head."""
+Matrices = Float[Tensor, "batch head query key"]
+"""Scores, or weights."""
+PerQuery = Float[Tensor, "batch head query"]
+ScoreBias = Float[Tensor, "..."]
+"""What is added to scores, and broadcasts to them."""
+QueryIdx = Int[Tensor, " query"]
+KeyIdx = Int[Tensor, " key"]
+"""The positions of keys."""
+VisibleCells = Bool[Tensor, "#batch #head #query #key"]
+"""True where a query may attend to a key."""
+Allowed = Callable[[QueryIdx, KeyIdx], Bool[Tensor, "..."]]
 """A mask as a predicate: given query and key positions, a bool tensor that broadcasts to `[batch,
 head, query, key]`.
 
@@ -24,7 +39,7 @@ class Keep(NamedTuple):
     sees a key, and that each key is seen by a query.
     """
 
-    cells: Bool[Tensor, "#batch #head #query #key"]
+    cells: VisibleCells
     each_sees: bool
     each_is_seen: bool
 
@@ -71,15 +86,15 @@ def attend(
 
 
 def attention_pattern(
-    q: Float[Tensor, "batch head query d_head"],
-    k: Float[Tensor, "batch kv_head key d_head"],
+    q: Queries,
+    k: Keys,
     *,
     keep: Keep | None,
-    bias: Float[Tensor, "..."] | None,
+    bias: ScoreBias | None,
     scale: float | None,
     softcap: float | None,
     tap: Tap,
-) -> Float[Tensor, "batch head query key"]:
+) -> Matrices:
     """The first half of `attend`: the weight that each query gives each key."""
     scores = q @ per_query_head(k, q.shape[1]).mT
     tap("qk", scores)
@@ -107,12 +122,12 @@ def attention_pattern(
 
 
 def weighted_sum(
-    pattern: Float[Tensor, "batch head query key"],
-    v: Float[Tensor, "batch kv_head key d_v"],
+    pattern: Matrices,
+    v: Values,
     *,
     keep: Keep | None,
     tap: Tap,
-) -> Float[Tensor, "batch head query d_v"]:
+) -> HeadOutputs:
     """The second half of `attend`: the values, weighted by the pattern.
 
     A key that no query may attend to, such as padding, contributes nothing, whatever its value
@@ -140,10 +155,10 @@ def per_query_head(
 
 
 def visible_cells_of(
-    q: Float[Tensor, "batch head query d_head"],
-    k: Float[Tensor, "batch kv_head key d_head"],
+    q: Queries,
+    k: Keys,
     allowed: Allowed | None,
-    bias: Float[Tensor, "..."] | None,
+    bias: ScoreBias | None,
 ) -> Keep | None:
     """`visible_cells` of all queries and keys; None where there is neither mask nor bias."""
     if allowed is None and bias is None:
@@ -159,10 +174,10 @@ def visible_cells_of(
 
 def visible_cells(
     allowed: Allowed | None,
-    q_idx: Int[Tensor, " query"],
-    k_idx: Int[Tensor, " key"],
-    bias: Float[Tensor, "..."] | None = None,
-) -> Bool[Tensor, "#batch #head #query #key"]:
+    q_idx: QueryIdx,
+    k_idx: KeyIdx,
+    bias: ScoreBias | None = None,
+) -> VisibleCells:
     """The mask evaluated on these queries and keys, True = may attend.
 
     What a `bias` sets to −∞ is masked too: a row of nothing else would otherwise be 0/0.
@@ -184,7 +199,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def is_finite(tensor: Float[Tensor, "..."]) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Whether no number is NaN or infinite. Either would show in the sum, which takes one read; a
     sum of finite numbers may overflow, and then the smallest and largest tell.
     """

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
-from math import prod
+from math import isfinite, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhacli.io.data import Array, finite
 from mhacli.io.long_work import Progress, no_progress
@@ -42,12 +43,12 @@ from mhacli.record.heads import (
 )
 from mhacli.run import MAX_ALIVE, Run
 
-from .again import Care, care_of, cells_again, doubt_of, is_usual, may_be_sinks
+from .again import Care, care_of, cells_again, is_usual, may_be_sinks
 from .axes import Axes, StatisticsRequest
-from .core import dtype_name
+from .core import PerQuery, dtype_name
 from .devices import one_thread, sent, shared_out, wait_for
-from .scores import Attention, head_groups
-from .statistics import PassResults, PerQuery, Reduced, reduce_heads, reducer_of
+from .scores import Attention, head_groups, joined, of_some
+from .statistics import PassResults, Reduced, reduce_heads, reducer_of
 from .taps import not_finite, to_array
 
 _NOTHING = 1e-6
@@ -124,10 +125,14 @@ def measure(
     is_careful |= is_cpu
 
     def of_part(part: range) -> tuple[PassResults, Care, Attention]:
-        reduced = reduce_heads(attention, request, part, report_progress, is_careful=is_careful)
+        def report(what: str, fraction: float) -> None:
+            completed[part.start] = fraction
+            report_progress(what, sum(completed.values()) / len(parts))
+
+        reduced = reduce_heads(attention, request, part, report, is_careful=is_careful)
         given = (reduced, _of_heads(baseline, part), run.kept)
         sums, care, least = _sums_of(reduced), Care(), run.statistics.sink_weight
-        sums |= {"doubt": doubt_of(reduced)} | cells_again(*given, care, least=least)
+        sums |= cells_again(*given, care, least=least)
         if is_careful and not is_usual(sums, attention.kernel):
             care = care_of(reduced, sums)
             sums |= cells_again(*given, care, least=least)
@@ -140,6 +145,7 @@ def measure(
         parts = [*head_groups(range(n_heads), 1, most=most)]
         if chosen is not None:
             parts = [range(n, n + 1) for n in chosen]
+        completed = dict.fromkeys((part.start for part in parts), 0.0)
         jobs = [partial(of_part, part) for part in parts]
         # a device's stream is that of this thread
         results = shared_out(jobs) if is_cpu else [job() for job in jobs]
@@ -168,7 +174,7 @@ def measure(
         run=run,
         survey=survey,
         heads=heads,
-        sums=_joined([sums for sums, _, _ in results]),
+        sums=joined([sums for sums, _, _ in results]),
         dtype=attention.dtype,
         n_keys=attention.shape[3],
         has_finite=attention.v is None
@@ -177,26 +183,20 @@ def measure(
     )
 
 
-def _of_heads(sums: PassResults, heads: Sequence[int] | range) -> PassResults:
+def _of_heads(sums: PassResults, heads: Sequence[int]) -> PassResults:
     """The numbers of some heads; with a head axis of 1 they hold for all."""
-    of_some = slice(heads.start, heads.stop) if isinstance(heads, range) else list(heads)
-    return {name: row if row.shape[1] == 1 else row[:, of_some] for name, row in sums.items()}
-
-
-def _joined(parts: Sequence[PassResults]) -> PassResults:
-    """The numbers of heads of several parts as those of one."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    return {name: of_some(row, heads) for name, row in sums.items()}
 
 
 def _sums_of(reduced: Reduced) -> PassResults:
     """The statistics, in which a sink logit is one more outcome of entropy and squares, and the
-    distance the mean over what keys get; with the log-sum-exp and the largest score of each query.
+    distance the mean over what keys get; with the log-sum-exp and the largest score of each query,
+    and as `doubt` the size of the largest log-sum-exp of each head.
     Source: Xiao et al. 2023; the sink logits of gpt-oss.
     """
     statistics, sink_mass = reduced.statistics, reduced.sink_mass
-    sums = statistics | {"lse": reduced.lse, "top_score": reduced.top_score}
+    doubt = torch.linalg.vector_norm(reduced.lse, torch.inf, dim=(0, 2))[None]
+    sums = statistics | {"lse": reduced.lse, "top_score": reduced.top_score, "doubt": doubt}
     if sink_mass is None:
         return sums
     sink = sink_mass.to(statistics["mass"].dtype)
@@ -210,41 +210,42 @@ def _sums_of(reduced: Reduced) -> PassResults:
 
 
 class _Waiting(NamedTuple):
-    """The number of a measurement whose numbers are on their way from a device, and how to make it
+    """The place of a measurement whose numbers are on their way from a device, and how to make it
     again, which keeps the attention.
     """
 
-    number: int
+    place: int
     device: torch.device
     again: Callable[[], Measured]
 
 
-@dataclass
 class Measurements:
     """The measured attentions of a pass. A device is waited for once for all of them, except where
     that would keep more than `MAX_ALIVE` bytes of them.
     """
 
-    _measured: dict[int, Measured] = field(default_factory=dict)
-    _results: dict[int, HeadResults] = field(default_factory=dict)
-    _waiting: list[_Waiting] = field(default_factory=list)
-    _baselines: dict[int, tuple[PassResults, PassResults]] = field(default_factory=dict)
-    _n_bytes: int = 0
+    def __init__(self) -> None:
+        self._results = list[HeadResults]()
+        self._measured = list[Measured]()  # those after the results
+        self._waiting = list[_Waiting]()
+        self._baselines = dict[int, tuple[PassResults, PassResults]]()
+        self._n_bytes = 0
 
     def add(self, attention: Attention, request: StatisticsRequest, **given: Any) -> int:
         """Measures one more, as `measure` does, and returns its number. Raises `MhaError` where
         scores of those before overflow.
         """
-        number, device = len(self._results) + len(self._measured), attention.like.device
-        self._measured[number] = self._sent(measure(attention, request, **given))
+        place, device = len(self._measured), attention.like.device
+        number = len(self._results) + place
+        self._measured.append(self._sent(measure(attention, request, **given)))
         if device.type != "cpu":
             again = partial(measure, attention, request, is_careful=True, **given)
-            self._waiting.append(_Waiting(number, device, again))
+            self._waiting.append(_Waiting(place, device, again))
             tensors = (each for each in vars(attention).values() if isinstance(each, Tensor))
             self._n_bytes += sum(each.nbytes for each in tensors)
         if self._n_bytes > MAX_ALIVE:
             self.wait()
-        if not self._waiting and _n_queries(self._measured.values()) > _QUERIES_AT_ONCE:
+        if not self._waiting and _n_queries(self._measured) > _QUERIES_AT_ONCE:
             self._finish()
         return number
 
@@ -260,10 +261,10 @@ class Measurements:
         """Waits for what is on its way, and measures again what needed care."""
         for device in dict.fromkeys(each.device for each in self._waiting):
             wait_for(device)
-        for number, device, again in self._waiting:
-            measured = self._measured[number]
+        for place, device, again in self._waiting:
+            measured = self._measured[place]
             if not is_usual(measured.sums, measured.survey.kernel):
-                self._measured[number] = self._sent(again())
+                self._measured[place] = self._sent(again())
                 wait_for(device)
         self._waiting, self._n_bytes = [], 0
 
@@ -271,12 +272,11 @@ class Measurements:
         """What a record holds of each, in order. Raises `MhaError` where scores overflow."""
         self.wait()
         self._finish()
-        return [self._results[number] for number in sorted(self._results)]
+        return self._results
 
     def _finish(self) -> None:
-        finished = results_of([*self._measured.values()])
-        self._results |= zip(self._measured, finished, strict=True)
-        self._measured = {}
+        self._results += results_of(self._measured)
+        self._measured = []
 
 
 class HeadResults(NamedTuple):
@@ -327,7 +327,7 @@ def _finished(layers: Sequence[Measured]) -> Iterator[HeadResults]:
     first = layers[0]
     request, run = first.request, first.run
     heads = [(layer.place, head) for layer in layers for head in layer.heads]
-    sums = _joined([layer.sums for layer in layers])
+    sums = joined([layer.sums for layer in layers])
     baseline = first.baseline
     uniform = _of_heads(baseline, [head for _, head in heads])
     made = head_statistics(sums, uniform, request, heads, run.statistics.sink_weight)
@@ -349,11 +349,11 @@ def _finished(layers: Sequence[Measured]) -> Iterator[HeadResults]:
     for layer in layers:
         span = slice(start, start + len(layer.heads))
         start = span.stop
-        own, errors, of_output = (_spanned(each, span) for each in (arrays, of_sums, of_z))
-        own |= {
-            name: array if array.shape[1] == 1 else array[:, list(layer.heads)]
-            for name, array in of_all.items()
-        }
+        own, errors, of_output = (
+            {name: np.ascontiguousarray(array[:, span]) for name, array in of_heads.items()}
+            for of_heads in (arrays, of_sums, of_z)
+        )
+        own |= {name: of_some(array, layer.heads) for name, array in of_all.items()}
         checks = _checks(layer, float(largest[:, span].max()), errors, of_output)
         survey = replace(layer.survey, checks=checks)
         yield HeadResults(tuple(made[span]), own, survey, of_all["visible"])
@@ -361,11 +361,6 @@ def _finished(layers: Sequence[Measured]) -> Iterator[HeadResults]:
 
 def _numpy(tensors: PassResults) -> dict[str, Array]:
     return {name: to_array(tensor) for name, tensor in tensors.items()}
-
-
-def _spanned(arrays: Mapping[str, Array], span: slice) -> dict[str, Array]:
-    """The numbers of some of the heads."""
-    return {name: np.ascontiguousarray(array[:, span]) for name, array in arrays.items()}
 
 
 def _require_known(
@@ -381,7 +376,7 @@ def _require_known(
     is_known = (lse.abs() < _INDISTINCT_SCORE) | (
         (sums["mass"] > 0) & lse.to(layer.dtype).isfinite()
     )
-    are_lost = ((visible > 0) & ~is_known).any(dim=-1).any(dim=0).tolist()
+    are_lost = ((visible > 0) & ~is_known).any(dim=(0, 2)).tolist()
     lost = [each for each, is_lost in zip(heads, are_lost, strict=True) if is_lost]
     if lost:
         dtype, place = layer.request.axes.dtype, lost[0][0]
@@ -415,37 +410,28 @@ def head_statistics(
     most, offsets = excess.max(dim=1)
     offsets = torch.where(most > _NOTHING, offsets, -1)
     outcomes, visible = uniform["visible"], uniform["visible"].expand(seen.shape)
-    learned: list[float | None] = [None] * len(heads)
     if "sink_mass" in sums:
         outcomes = outcomes + (outcomes > 0)
-        learned = [*map(finite, _mean(sums["sink_mass"].double(), seen).tolist())]
     n_copies = {name: uniform[f"n_{name}_queries"].sum(dim=0).double() for name in _COPIES}
     n_cells = cache(_copy_counter(request))
-    of_all = zip(
-        heads,
-        _averages(sums, outcomes, n_copies, zero, offsets),
-        _averages(uniform, uniform["visible"], n_copies, zero, offsets),
-        learned,
-        seen.sum(dim=(0, 2)).tolist(),
-        _tops(sums, axes),
-        _sinks(sums, uniform, axes, sink_share),
-        _largest(sums, visible, axes),
-        strict=True,
-    )
+    means = _averages(sums, outcomes, n_copies, zero, offsets)
+    of_uniform = _averages(uniform, uniform["visible"], n_copies, zero, offsets)
+    n_queries = seen.sum(dim=(0, 2)).tolist()
+    tops, sinks = _tops(sums, axes), _sinks(sums, uniform, axes, sink_share)
+    largest = _largest(sums, visible, axes)
     made = []
-    for (place, head), means, even, sink, n_queries, (score, cell), sinks, largest in of_all:
-        positional, repeated = _explained(means, n_queries, n_cells)
+    for number, (place, head) in enumerate(heads):
+        positional, repeated = _explained(means[number], n_queries[number], n_cells)
         of_head = HeadStatistics(
             layer=place.layer,
             attention=place.attention,
             head=head,
             positional=positional,
-            **means | {"learned_sink": sink},
-            max_score=score,
-            max_score_at=None if score is None else cell,
-            sinks=sinks,
-            largest=largest,
-            uniform=Averages(**even),
+            **means[number],
+            **tops[number],
+            sinks=sinks[number],
+            largest=largest[number],
+            uniform=Averages(**of_uniform[number]),
         )
         made.append(with_kind(of_head, repeated))
     return made
@@ -527,30 +513,28 @@ def _averages(
         **{name: sums[name].sum(dim=0) / n for name in _COPIES},
         **{where_possible(name): sums[name].sum(dim=0) / n_copies[name] for name in _COPIES},
     }
+    if "sink_mass" in sums:
+        rows["learned_sink"] = _mean(sums["sink_mass"].double(), seen)
     matched = (sums["matched"].sum(dim=0) / n[:, None]).expand(len(offsets), -1)
-    numbers = {name: row.expand(len(offsets)).tolist() for name, row in rows.items()}
-    are_known = ((n > 0) & folded.isfinite().all(dim=1)).expand(len(offsets))
     within = folded.cumsum(dim=1)
     windows = {}
     for name, weight in _WINDOWS.items():  # rounding of a millionth is forgiven
-        window = torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
-        windows[name] = window.expand(len(offsets)).tolist()
-    counts = {
-        f"n_{name}_queries": number.long().expand(len(offsets)).tolist()
-        for name, number in n_copies.items()
-    }
-    return [
-        {
-            **{name: finite(row[head]) for name, row in numbers.items()},
-            **{name: row[head] if is_known else None for name, row in windows.items()},
-            **{name: row[head] for name, row in counts.items()},
-            "offset": None if offset < 0 else offset - zero,
-            "patterns": tuple(map(finite, of_head)),
-        }
-        for head, (is_known, offset, of_head) in enumerate(
-            zip(are_known.tolist(), offsets.tolist(), matched.tolist(), strict=True)
-        )
-    ]
+        windows[name] = torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
+    are_known = (n > 0) & folded.isfinite().all(dim=1)
+    counts = {f"n_{name}_queries": number.long() for name, number in n_copies.items()}
+
+    def of_each(row: Tensor) -> list[Any]:
+        return row.expand(len(offsets)).tolist()
+
+    fields: dict[str, list[Any]]
+    fields = {name: [*map(finite, of_each(row))] for name, row in rows.items()}
+    for name, row in windows.items():
+        known = zip(of_each(row), of_each(are_known), strict=True)
+        fields[name] = [window if is_known else None for window, is_known in known]
+    fields |= {name: of_each(row) for name, row in counts.items()}
+    fields["offset"] = [None if offset < 0 else offset - zero for offset in offsets.tolist()]
+    fields["patterns"] = [tuple(map(finite, of_head)) for of_head in matched.tolist()]
+    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
 
 def _mean(
@@ -581,15 +565,17 @@ def _cell(axes: Axes, batch: int, query: int, key: int) -> tuple[int, int, int]:
     return batch, query - axes.queries.first(batch), key - axes.keys.first(batch)
 
 
-def _tops(sums: PassResults, axes: Axes) -> Iterator[tuple[float | None, Any]]:
-    """The largest score of each head, and its cell."""
+def _tops(sums: PassResults, axes: Axes) -> list[dict[str, Any]]:
+    """The largest score of each head, and its cell, as fields of `HeadStatistics`."""
     queries = sums["top_query"]
     scores = sums["top_score"].take_along_dim(queries[..., None], dim=-1).squeeze(-1)
     best = scores.nan_to_num(nan=-torch.inf).argmax(dim=0, keepdim=True)
-    of_best = (best, queries, sums["top_key"], scores)
-    rows = (each.expand_as(scores).gather(0, best)[0].tolist() for each in of_best[1:])
-    for batch, query, key, score in zip(best[0].tolist(), *rows, strict=True):
-        yield finite(score), _cell(axes, batch, query, key)
+    of_best = (each.gather(0, best)[0].tolist() for each in (queries, sums["top_key"], scores))
+    tops = []
+    for batch, query, key, score in zip(best[0].tolist(), *of_best, strict=True):
+        at = _cell(axes, batch, query, key) if isfinite(score) else None
+        tops.append({"max_score": finite(score), "max_score_at": at})
+    return tops
 
 
 def _sinks(
@@ -621,9 +607,7 @@ def _sinks(
     return [tuple(sorted(some, key=lambda sink: -sink.share)[:MAX_SINKS]) for some in sinks]
 
 
-def _largest(
-    sums: PassResults, visible: Float[Tensor, "batch head query"], axes: Axes
-) -> Iterator[tuple[StrongCell, ...]]:
+def _largest(sums: PassResults, visible: PerQuery, axes: Axes) -> list[tuple[StrongCell, ...]]:
     """The cells of each head with the greatest weight relative to their query's uniform row."""
     queries, share = sums["best_query"], sums["best_weight"]
     size = share * visible.take_along_dim(queries, dim=-1)[..., None]
@@ -633,12 +617,14 @@ def _largest(
     of_heads = [each.expand_as(size).movedim(0, 1).flatten(1) for each in numbers]
     order = of_heads[-1].argsort(dim=1, descending=True, stable=True)[:, :MAX_LARGEST]
     rows = (each.take_along_dim(order, dim=1).tolist() for each in of_heads)
-    for of_head in zip(*rows, strict=True):
-        yield tuple(
+    return [
+        tuple(
             StrongCell(*_cell(axes, batch, query, key), share, size)
             for batch, query, key, share, size in zip(*of_head, strict=True)
             if size > 0
         )
+        for of_head in zip(*rows, strict=True)
+    ]
 
 
 # ------------------------------------------------------------------------------------------- arrays
@@ -671,11 +657,11 @@ def _means(statistics: PassResults, request: StatisticsRequest) -> dict[str, Ten
     """
     has_keys, block = statistics["mass"] > 0, request.block
     seen = has_keys.to(statistics["map"].dtype)
-    padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block))
+    padded = pad(seen, (0, -seen.shape[-1] % block))
     n_seen = padded.unflatten(-1, (-1, block)).sum(dim=-1)
     zero = request.axes.queries.length - 1
     folded = distances_folded(statistics["profile"], zero)
-    within = torch.nn.functional.pad(folded.double().cumsum(dim=-1), (1, 0))
+    within = pad(folded.double().cumsum(dim=-1), (1, 0))
     n_distances = folded.shape[-1]
     ends = [min(step + 1, n_distances) for step in _steps(request.axes)]
     steps = within[..., ends].diff(dim=-1, prepend=within[..., :1])

@@ -30,7 +30,13 @@ from mhacli.sites import WAVES_AT_ONCE, alibi_slopes
 
 from .core import (
     Allowed,
+    HeadOutputs,
+    Keys,
+    Matrices,
+    Queries,
+    ScoreBias,
     Tap,
+    Values,
     attention_pattern,
     is_finite,
     no_tap,
@@ -54,9 +60,6 @@ Places = Int[Tensor, "*#batch length"]
 else `[batch, length]`."""
 BothPlaces = tuple[Places, Int[Tensor, "*#batch key"]]
 """The places of queries and of keys."""
-Queries = Float[Tensor, "batch head query d_head"]
-Keys = Float[Tensor, "batch kv_head key d_head"]
-Values = Float[Tensor, "batch kv_head key d_v"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -133,10 +136,10 @@ class MultiHeadAttention(nn.Module):
         value: KeyRows | None = None,
         *,
         allowed: Allowed | None = None,
-        bias: Float[Tensor, "..."] | None = None,
+        bias: ScoreBias | None = None,
         places: Places | None = None,
         tap: Tap | None = None,
-    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"]]:
+    ) -> tuple[Float[Tensor, "batch query d_out"], Matrices]:
         """`(out, pattern)`: the result, and the weights before dropout. `key` defaults to `query`,
         `value` to `key`.
 
@@ -155,10 +158,10 @@ class MultiHeadAttention(nn.Module):
         past: KvCache,
         *,
         allowed: Allowed | None = None,
-        bias: Float[Tensor, "..."] | None = None,
+        bias: ScoreBias | None = None,
         places: Places | None = None,
         tap: Tap | None = None,
-    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"], KvCache]:
+    ) -> tuple[Float[Tensor, "batch query d_out"], Matrices, KvCache]:
         """`(out, pattern, past)` for the rows of new tokens, whose queries read all keys and values
         kept so far.
 
@@ -190,17 +193,20 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Queries, Keys, Values]:
         """Queries, keys and values by head. The arguments as for `forward`."""
         key = query if key is None else key
-        heads = []
-        for name, proj, rows, n_heads in (
-            ("q", self.q_proj, query, self.n_heads),
-            ("k", self.k_proj, key, self.n_kv_heads),
-            ("v", self.v_proj, key if value is None else value, self.n_kv_heads),
-        ):
-            flat = proj(rows)
+        value = key if value is None else value
+
+        def heads_of(name: str, rows: Tensor, projection: nn.Linear, n_heads: int) -> Tensor:
+            flat = projection(rows)
             tap(f"{name}_proj", flat)
-            heads.append(split_heads(flat, n_heads))
-            tap(name, heads[-1])
-        return heads[0], heads[1], heads[2]
+            heads = split_heads(flat, n_heads)
+            tap(name, heads)
+            return heads
+
+        return (
+            heads_of("q", query, self.q_proj, self.n_heads),
+            heads_of("k", key, self.k_proj, self.n_kv_heads),
+            heads_of("v", value, self.v_proj, self.n_kv_heads),
+        )
 
     def rotated(
         self, q: Queries, k: Keys, v: Values, at: BothPlaces, tap: Tap = no_tap
@@ -225,9 +231,9 @@ class MultiHeadAttention(nn.Module):
         at: BothPlaces,
         *,
         allowed: Allowed | None,
-        bias: Float[Tensor, "..."] | None,
+        bias: ScoreBias | None,
         tap: Tap,
-    ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
+    ) -> tuple[HeadOutputs, Matrices]:
         """`attend` with this layer's scale, with the cost of distance where positions are ALiBi,
         and with dropout between its halves in training: `(z, pattern)`. `at` are the places of
         queries and keys; only the bias may forbid a cell, with −∞.
@@ -240,24 +246,20 @@ class MultiHeadAttention(nn.Module):
             added = alibi(alibi_slopes(self.n_heads), *at, dtype=wide)
             tap("alibi", added)
         if bias is not None:
-            tap("bias", bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+            tap("bias", bias.expand(*q.shape[:3], k.shape[2]))
             added = bias if added is None else bias + added
         pattern = attention_pattern(
             q, k, keep=keep, bias=added, scale=self.scale, softcap=self.softcap, tap=tap
         )
         weights = pattern
         if self.training and self.dropout:
-            stays = (
-                torch.rand(pattern.shape, generator=self.generator, device=pattern.device)
-                >= self.dropout
-            )
+            draw = torch.rand(pattern.shape, generator=self.generator, device=pattern.device)
+            stays = draw >= self.dropout
             weights = pattern * stays / (1 - self.dropout)  # keeps the expected sum
             tap("dropped", weights)
         return weighted_sum(weights, v, keep=keep, tap=tap), pattern
 
-    def joined(
-        self, z: Float[Tensor, "batch head query d_v"], tap: Tap
-    ) -> Float[Tensor, "batch query d_out"]:
+    def joined(self, z: HeadOutputs, tap: Tap) -> Float[Tensor, "batch query d_out"]:
         """The heads side by side, and through the output projection where there is one."""
         concat = merge_heads(z)
         tap("concat", concat)
@@ -276,7 +278,7 @@ def split_heads(
     return rows.view(batch, length, n_heads, width // n_heads).transpose(1, 2)
 
 
-def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batch query head*d_v"]:
+def merge_heads(z: HeadOutputs) -> Float[Tensor, "batch query head*d_v"]:
     """The heads side by side again: the reverse of `split_heads`. A copy, unless there is one head
     or one query.
     """
@@ -288,9 +290,9 @@ def places_of(query: TokenVectors, key: KeyRows | None, places: Places | None) -
     not the queries.
     """
     q_places = torch.arange(query.shape[1], device=query.device) if places is None else places
-    return q_places, (
-        q_places if key is None or key is query else torch.arange(key.shape[1], device=key.device)
-    )
+    if key is None or key is query:
+        return q_places, q_places
+    return q_places, torch.arange(key.shape[1], device=key.device)
 
 
 @torch.no_grad()
@@ -303,9 +305,8 @@ def new_projection(
     16). `normal`: deviation 0.02, biases 0 (Radford et al. 2018, GPT, section 4.1). `uniform`:
     weights and biases within `±1/√d_in`, as `torch.nn.Linear`.
     """
-    linear = nn.Linear(
-        d_in, d_out, bias=bias, device="meta"
-    )  # else it draws numbers from torch's global generator
+    # on another device it would draw numbers from torch's global generator
+    linear = nn.Linear(d_in, d_out, bias=bias, device="meta")
     if init == "normal":
         weight = 0.02 * torch.randn(d_out, d_in, generator=generator, dtype=torch.float64)
     else:
@@ -313,9 +314,9 @@ def new_projection(
         weight = _uniform((d_out, d_in), bound, generator)
     linear.weight = nn.Parameter(weight.to(torch.get_default_dtype()))
     if bias:
-        numbers = (
-            _uniform((d_out,), d_in**-0.5, generator) if init == "uniform" else torch.zeros(d_out)
-        )
+        numbers = torch.zeros(d_out)
+        if init == "uniform":
+            numbers = _uniform((d_out,), d_in**-0.5, generator)
         linear.bias = nn.Parameter(numbers.to(torch.get_default_dtype()))
     return linear
 
@@ -339,11 +340,10 @@ def fused(
         products = [("q_proj", x, [q]), ("kv", context, kv)]
     flat: list[Tensor] = []
     for name, rows, projections in products:
-        biases: list[Tensor] = [
-            projection.bias for projection in projections if projection.bias is not None
-        ]
-        weight = torch.cat([projection.weight for projection in projections])
-        joined = linear(rows, weight, torch.cat(biases) if biases else None)
+        weight, bias = torch.cat([each.weight for each in projections]), None
+        if q.bias is not None:  # as all have one, or none
+            bias = torch.cat([each.bias for each in projections])
+        joined = linear(rows, weight, bias)
         tap(name, joined)
         flat += joined.split([projection.out_features for projection in projections], dim=-1)
     counts = layer.n_heads, layer.n_kv_heads, layer.n_kv_heads
@@ -363,9 +363,8 @@ def per_head(
         ("k_per_head", keys, layer.k_proj, layer.n_kv_heads),
         ("v_per_head", keys, layer.v_proj, layer.n_kv_heads),
     ):
-        tensor: Tensor = (
-            rows[:, None] @ projection.weight.unflatten(0, (n_heads, -1)).mT
-        )  # [head, d_input, d]
+        weight = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_input, d]
+        tensor: Tensor = rows[:, None] @ weight
         if projection.bias is not None:
             tensor = tensor + projection.bias.unflatten(0, (n_heads, 1, -1))
         tap(name, tensor)
@@ -456,9 +455,8 @@ def sinusoidal(
         angle = part[:, None] * rate
         return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width].to(dtype)
 
-    parts = places.flatten().split(
-        max(1, WAVES_AT_ONCE // width)
-    )  # a long text at once would take gigabytes
+    # a long text at once would take gigabytes
+    parts = places.flatten().split(max(1, WAVES_AT_ONCE // width))
     whole: Tensor = torch.cat([waves(part) for part in parts]).unflatten(0, places.shape)
     return whole
 
@@ -512,10 +510,8 @@ def alibi(
     [-0.5, -0.25, -0.0]
     """
     of_heads = torch.tensor(slopes, dtype=dtype, device=q_places.device)[:, None, None]
-    return (
-        -of_heads
-        * (q_places[..., :, None] - k_places[..., None, :]).abs().to(dtype)[..., None, :, :]
-    )
+    distances = (q_places[..., :, None] - k_places[..., None, :]).abs().to(dtype)
+    return -of_heads * distances[..., None, :, :]
 
 
 # ---------------------------------------------------------------------------------- weights on disk
@@ -542,8 +538,9 @@ class LayerWeights(NamedTuple):
     def tensors(self) -> dict[str, Tensor]:
         """Every weight by its name on disk."""
         tables = {EMBEDDING: self.embedding}
-        tables |= {} if self.position_table is None else {POSITION_EMBEDDING: self.position_table}
-        return tables | {name: p.detach() for name, p in self.attention.state_dict().items()}
+        if self.position_table is not None:
+            tables[POSITION_EMBEDDING] = self.position_table
+        return tables | self.attention.state_dict()  # which has no gradients
 
     def to(self, device: torch.device) -> LayerWeights:
         """The same on a device."""
@@ -559,9 +556,8 @@ def new_layer(config: Config, n_tokens: int) -> LayerWeights:
     """
     generator, dtype = torch.Generator().manual_seed(config.seed), getattr(torch, config.dtype)
     attention = new_attention(config, generator)
-    normal = partial(
-        torch.randn, dtype=torch.float64
-    )  # as `torch.nn.Embedding` begins, rounded once
+    # as `torch.nn.Embedding` begins, rounded once
+    normal = partial(torch.randn, dtype=torch.float64)
     width, table = config.d_input or config.d_model, None
     if config.positions == "learned":
         own_stream = torch.Generator().manual_seed((config.seed + _POSITION_STREAM) % 2**64)
@@ -697,11 +693,9 @@ def probe(layer: LayerWeights, config: Config) -> Probe:
     attention.scale, attention.softcap = config.scale, config.softcap
     attention.positions, attention.rope_theta = config.layer_positions, config.rope_theta
     attention((rows + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
-    table = (
-        torch.empty(0)
-        if layer.position_table is None
-        else _blend(layer.position_table.detach().double().cpu())
-    )
+    table = torch.empty(0)
+    if layer.position_table is not None:
+        table = _blend(layer.position_table.detach().double().cpu())
     answers = {"embed": _blend(embedding), "embed_positions": table}
     answers |= {n: seen[f"{n}_proj"][0, 1] for n in "qkv"} | {"out": seen["out"][0, 2]}
     return {name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()}

@@ -13,14 +13,10 @@ from operator import and_, or_
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from .core import Allowed, four_axes
-
-Queries = Int[Tensor, " query"]
-Keys = Int[Tensor, " key"]
-Cells = Bool[Tensor, "#batch #head #query #key"]
+from .core import Allowed, KeyIdx, QueryIdx, VisibleCells, four_axes
 
 _FAR = 1 << 30
 
@@ -42,10 +38,10 @@ class Mask:
     afterwards.
     """
 
-    cells: Callable[[Queries, Keys], Cells] | None = None
+    cells: Callable[[QueryIdx, KeyIdx], VisibleCells] | None = None
     band: Band = _EVERYWHERE
 
-    def __call__(self, q_idx: Queries, k_idx: Keys) -> Cells:
+    def __call__(self, q_idx: QueryIdx, k_idx: KeyIdx) -> VisibleCells:
         """True where the query may attend to the key."""
         if self.cells is not None:
             return self.cells(q_idx, k_idx)
@@ -114,7 +110,7 @@ def leading(n: int, places: Int[Tensor, "... key"] | None = None) -> Mask:
     [[[[True, False, False]]]]
     """
 
-    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+    def allowed(q_idx: QueryIdx, k_idx: KeyIdx) -> VisibleCells:
         rows = (
             k_idx[None, :]
             if places is None
@@ -145,7 +141,7 @@ def padding(
         counts = n_real.to(idx.device)[:, None]
         return idx[None, :] < counts if side == "right" else idx[None, :] >= total - counts
 
-    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+    def allowed(q_idx: QueryIdx, k_idx: KeyIdx) -> VisibleCells:
         return is_real(k_idx)[:, None, None, :] if of == "key" else is_real(q_idx)[:, None, :, None]
 
     return Mask(allowed)
@@ -160,7 +156,7 @@ def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | Non
     q_rows: Tensor = torch.atleast_2d(ids)
     k_rows: Tensor = q_rows if k_ids is None else torch.atleast_2d(k_ids)
 
-    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+    def allowed(q_idx: QueryIdx, k_idx: KeyIdx) -> VisibleCells:
         of_query, of_key = q_rows.to(q_idx.device)[:, q_idx], k_rows.to(q_idx.device)[:, k_idx]
         return (of_query[:, :, None] == of_key[:, None, :])[:, None]
 
@@ -178,7 +174,7 @@ def from_tensor(t: Tensor) -> Mask:
         raise TypeError(f"mask must be a bool tensor with True = may attend, got {t.dtype}")
     full = four_axes(t)
 
-    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+    def allowed(q_idx: QueryIdx, k_idx: KeyIdx) -> VisibleCells:
         cells = full.to(q_idx.device)
         rows = cells if full.shape[-2] == 1 else cells[..., q_idx, :]
         return rows if full.shape[-1] == 1 else rows[..., k_idx]
@@ -215,7 +211,7 @@ def either(*masks: Allowed) -> Mask:
     band = Band(min((b.low for b in bands), default=0), max((b.high for b in bands), default=-1))
     no_cell = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
 
-    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+    def allowed(q_idx: QueryIdx, k_idx: KeyIdx) -> VisibleCells:
         return reduce(
             or_, (four_axes(mask(q_idx, k_idx)) for mask in masks), no_cell.to(q_idx.device)
         )

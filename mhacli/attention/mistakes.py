@@ -149,9 +149,8 @@ def merged_of_first_columns(layer: ReferenceLayer, z: Tensor) -> Tensor:
 def fused(order: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """Queries, keys or values of a fused projection reshaped to axes in another order."""
     require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
-    whole = torch.cat(
-        [projection(inputs.queries) for projection in (layer.weights or ())[:3]], dim=-1
-    )
+    of_queries = Inputs(inputs.queries)
+    whole = torch.cat([stages.project(layer, of_queries, letter) for letter in LETTERS], dim=-1)
     sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
     require(whole.shape[-1] % (3 * layer.n_heads) == 0)
     reshaped = whole.reshape([sizes[axis] for axis in order])
@@ -213,8 +212,9 @@ def of_scores() -> Iterator[Mistake]:
         ("scale-multiplied", lambda layer, qk, d: d**0.5, ""),
     ):
         yield Mistake(code, {"scale": partial(scaled_by, factor)}, detail)
-    # it may be any number that is stated
-    yield Mistake("scale-power-of-two", {"scale": scaled_for_tile}, needs=("scale",))
+    # as if the head filled its tile; a scale that is stated may be any number
+    of_tile = partial(scaled_by, lambda layer, qk, d: (1 << (d - 1).bit_length()) ** -0.5)
+    yield Mistake("scale-power-of-two", {"scale": of_tile}, needs=("scale",))
     for how, late in (
         ("scaled", stages.factor),
         ("divided by √d_model", lambda layer, d: model_width(layer, d) ** -0.5),
@@ -272,7 +272,7 @@ def of_scores() -> Iterator[Mistake]:
 def capped_after_mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Scores that are capped when they are masked already: masked ones become minus the cap."""
     require(layer.softcap is not None)
-    return scores.masked_fill(~keep, -(layer.softcap or 0.0))
+    return stages.mask(layer, scores, keep, value=-(layer.softcap or 0.0))
 
 
 def not_scaled_back(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -306,11 +306,6 @@ def scaled_by(
     given, usual = (torch.as_tensor(each, dtype=torch.float64) for each in (wrong, right))
     require(not torch.allclose(given, usual, rtol=1e-9))
     return qk * wrong
-
-
-def scaled_for_tile(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
-    """Products scaled as if the head filled its tile, whose width is the next power of two."""
-    return scaled_by(lambda *_: (1 << (d_head - 1).bit_length()) ** -0.5, layer, qk, d_head)
 
 
 def scaled_before(layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Tensor:
@@ -351,19 +346,12 @@ def of_masks() -> Iterator[Mistake]:
     every = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool)}
     yield Mistake("causal-missing", every, at=(DROPPED,), needs=("causal",))
     for rule in (stages.causal_rule, from_top_left):
-        without, with_next = ({"causal_rule": partial(rule, shift=shift)} for shift in (-1, 1))
-        yield Mistake(
-            "causal-off-by-one, without itself",
-            without,
-            "a token does not see itself",
-            at=_TRIANGLE,
-        )
-        yield Mistake(
-            "causal-off-by-one, with the next",
-            with_next,
-            "a token also sees the next one",
-            at=_TRIANGLE,
-        )
+        for shift, form, detail in (
+            (-1, "without itself", "a token does not see itself"),
+            (1, "with the next", "a token also sees the next one"),
+        ):
+            moved = {"causal_rule": partial(rule, shift=shift)}
+            yield Mistake(f"causal-off-by-one, {form}", moved, detail, at=_TRIANGLE)
     later = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes, shift=-1)}
     yield Mistake("causal-transposed", later, at=_TRIANGLE)
     yield Mistake("causal-top-left", {"causal_rule": from_top_left}, at=(*_TRIANGLE, "is_causal"))
@@ -425,20 +413,19 @@ def of_masks() -> Iterator[Mistake]:
         yield Mistake(code, {"padding_rule": padding}, at=at)
 
 
-def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
+def from_top_left(layer: ReferenceLayer, *sizes: int, shift: int = 0) -> Tensor:
     """The rule of causality as if the first query stood at the first key."""
-    return torch.ones(q_len, k_len, dtype=torch.bool).tril(shift)
+    return torch.ones(sizes, dtype=torch.bool).tril(shift)
 
 
 def sentinels(value: float, words: str = "") -> list[Mistake]:
     """Masked scores that are set to a number that large scores reach, or get it added."""
     number = words or f"{value:g}"
-    forms = (
-        (partial(stages.mask, value=value), number),
-        (partial(added_where_masked, value), f"{number} is added"),
-    )
     sentinel = partial(Mistake, "mask-sentinel-too-small", at=_FILLING, shown_by="further")
-    return [sentinel({"mask": wrong}, detail) for wrong, detail in forms]
+    return [
+        sentinel({"mask": partial(stages.mask, value=value)}, number),
+        sentinel({"mask": partial(added_where_masked, value)}, f"{number} is added"),
+    ]
 
 
 def multiplied(value: float) -> list[Mistake]:
@@ -515,7 +502,7 @@ def of_projections() -> Iterator[Mistake]:
     with other norms.
     """
     splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(", r"\w\[.*\d\]")
-    for order in map("".join, list(permutations("qkv"))[1:]):
+    for order in ("qvk", "kqv", "kvq", "vqk", "vkq"):
         words = f"{', '.join(order)} serve as q, k, v"
         mistake = partial(
             Mistake,
@@ -640,8 +627,9 @@ def projected_out(
 ) -> Tensor:
     """The concatenated heads by a changed output projection."""
     out = None if layer.weights is None else layer.weights.out
-    require(out is not None)
-    return rows if out is None else change(out)(rows)
+    if out is None:
+        raise NotPossible
+    return change(out)(rows)
 
 
 def unbiased(projection: Projection) -> Projection:

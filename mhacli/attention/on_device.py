@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -16,11 +16,12 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from .core import dtype_name
 from .masks import causal, mask_of
-from .scores import HIDDEN, LOG2_E, ScoredAttention
+from .scores import HIDDEN, LOG2_E, ScoredAttention, joined, planes_of
 
 OF_QUERIES = ("mass", "entropy", "squares", "peak", "distance", "first", "leading")
 """The rows of what `kernels.rows` writes of each query."""
@@ -211,17 +212,10 @@ def kernel_sums(attention: ScoredAttention, request: StatisticsRequest, heads: r
     most = max(1, TEMPORARY_BYTES // _bytes_per_head(attention, request))
     parts = [heads[start : start + most] for start in range(0, len(heads), most)]
     rows = [
-        _joined([_of_heads(attention, request, b, part) for part in parts], 1)
+        joined([_of_heads(attention, request, b, part) for part in parts])
         for b in range(attention.shape[0])
     ]
-    return _joined(rows, 0)
-
-
-def _joined(parts: Sequence[Sums], axis: int) -> Sums:
-    """The sums of all parts."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts], axis) for name in parts[0]}
+    return joined(rows, axis=0)
 
 
 def _tiles(q: Tensor) -> Tiles:
@@ -253,9 +247,7 @@ def _added(
     if attention.bias is not None:
         added = attention.bias(batch, heads, every_q, every_k)
     if mask_of(attention.allowed).cells is not None:
-        visible = attention.visible(every_q, every_k)
-        seen = visible[min(batch, len(visible) - 1)]
-        seen = seen if len(seen) == 1 else seen[heads.start : heads.stop]
+        seen = planes_of(attention.visible(every_q, every_k), batch, heads)
         nothing = attention.q.new_zeros((), dtype=torch.bfloat16)
         added = torch.where(seen, nothing if added is None else added, HIDDEN)
     assert added is not None
@@ -266,7 +258,7 @@ def _padded(vectors: Tensor) -> Tensor:
     """Vectors with as many columns as a product of tiles needs, a power of two."""
     width = vectors.shape[-1]
     n_more = max(16, 1 << (width - 1).bit_length()) - width
-    return torch.nn.functional.pad(vectors, (0, n_more)) if n_more else vectors.contiguous()
+    return pad(vectors, (0, n_more)) if n_more else vectors.contiguous()
 
 
 def _of_heads(

@@ -7,18 +7,33 @@ in the scale. A hidden cell has `HIDDEN` instead of −∞: its weight is exactl
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mhacli.io.data import Array
 from mhacli.run import heads_at_once
 
-from .core import Allowed, four_axes, is_finite, visible_cells
+from .core import (
+    Allowed,
+    HeadOutputs,
+    KeyIdx,
+    Keys,
+    Matrices,
+    PerQuery,
+    Queries,
+    QueryIdx,
+    ScoreBias,
+    Values,
+    four_axes,
+    is_finite,
+    visible_cells,
+)
 from .devices import has_numbers
 
 LOG2_E = math.log2(math.e)
@@ -37,19 +52,19 @@ _SHARP = 8.0
 from overflow, and entropy loses no more by the difference of two sums."""
 _MAX_DISTINCT_SCORE = 1e25
 """A score beyond which float32 distinguishes nothing: then weights are NaN."""
-_MAX_EXACT_LSE = 1e8
-"""The size of a log-sum-exp beyond which float64 does not give a weight by it within 1e-7."""
+
 _MAX_SINK_BITS = 100.0
 """By which a sink may be above all scores of a query, to base 2: its weight is then still far from
 overflow."""
 
 Chosen = Int[Tensor, " idx"] | Int[Tensor, "batch head idx"]
 """Some queries or keys by number, the same of all heads, or of each its own."""
-Bias = Callable[
-    [int, range, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "_head query key"]
-]
+Bias = Callable[[int, range, QueryIdx, KeyIdx], Float[Tensor, "_head query key"]]
 """A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where
 it is one for all. All of it is finite."""
+
+
+_Numbers = TypeVar("_Numbers", Tensor, Array)
 
 
 class BlockPlace(NamedTuple):
@@ -73,8 +88,8 @@ class _Attention:
     """
 
     allowed: Allowed | None = None
-    v: Float[Tensor, "batch kv_head key d_v"] | None = None
-    z: Float[Tensor, "batch head query d_v"] | None = None
+    v: Values | None = None
+    z: HeadOutputs | None = None
     kernel: str = BLOCKS
     sink_logits: Float[Tensor, "_batch head _query"] | None = None
     wide: bool = False
@@ -95,7 +110,7 @@ class _Attention:
         """Whether no value is NaN or infinite."""
         return self.v is None or is_finite(self.v)
 
-    def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Tensor:
+    def visible(self, queries: QueryIdx, keys: KeyIdx) -> Tensor:
         """Where the mask allows cells, `[#batch, #head, query, key]`."""
         return visible_cells(self.allowed, queries, keys)
 
@@ -104,23 +119,19 @@ class _Attention:
     ) -> Bool[Tensor, "#batch #head chosen_query chosen_key"]:
         """Where the mask allows the cells of some heads."""
 
-        def of_heads(b: int, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-            cells = self.visible(q_idx, k_idx)
-            planes: Tensor = cells[min(b, len(cells) - 1)]
-            return planes if len(planes) == 1 else planes[heads.start : heads.stop]
+        def planes(b: int, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            return planes_of(self.visible(q_idx, k_idx), b, heads)
 
         if queries.ndim == keys.ndim == 1:
-            cells = self.visible(queries, keys)
-            return cells if cells.shape[1] == 1 else cells[:, heads.start : heads.stop]
+            return of_some(self.visible(queries, keys), heads)
         texts = [
-            each_head(partial(of_heads, b), of_text(queries, b), of_text(keys, b))
+            each_head(partial(planes, b), of_text(queries, b), of_text(keys, b))
             for b in range(len(self.like))
         ]
+        # the copy of a single one would be a kernel more
         return torch.stack(texts) if len(texts) > 1 else texts[0][None]
 
-    def _visible_in(
-        self, full: Float[Tensor, "batch head query key"]
-    ) -> Bool[Tensor, "batch _head query key"]:
+    def _visible_in(self, full: Matrices) -> Bool[Tensor, "batch _head query key"]:
         """Where the mask allows cells of a matrix of all queries and keys."""
         batch, _, n_queries, n_keys = full.shape
         q_idx, k_idx = (torch.arange(n, device=full.device) for n in (n_queries, n_keys))
@@ -135,8 +146,8 @@ class ScoredAttention(_Attention):
     block by block.
     """
 
-    q: Float[Tensor, "batch head query d_head"]
-    k: Float[Tensor, "batch kv_head key d_head"]
+    q: Queries
+    k: Keys
     scale: float
     softcap: float | None = None
     bias: Bias | None = None
@@ -173,7 +184,7 @@ class ScoredAttention(_Attention):
         `out`, and returns it.
         """
         is_plain = self.softcap is None and self.bias is None
-        q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
+        q = of_some(self.q, heads)[batch, :, queries.start : queries.stop]
         k = of_heads(self.k, batch, heads, self.shape[1], keys)
         q, k = q.to(out.dtype), k.to(out.dtype).mT
         factor = self.scale * (LOG2_E if is_plain else 1.0)
@@ -198,15 +209,10 @@ class ScoredAttention(_Attention):
         float32 cannot hold them.
         """
 
-        batch, heads = place.batch, place.heads
-
         def largest_in(scores: Tensor) -> Tensor:
             self.scores_into(scores, *place)
             if hidden is not None:
-                masked = hidden[min(batch, hidden.shape[0] - 1)]
-                scores.masked_fill_(
-                    masked if masked.shape[0] == 1 else masked[heads.start : heads.stop], HIDDEN
-                )
+                scores.masked_fill_(planes_of(hidden, place.batch, place.heads), HIDDEN)
             largest = scores.amax(dim=-1, keepdim=True)
             return torch.where(largest > HIDDEN / 10, largest, 0.0)
 
@@ -243,7 +249,7 @@ class ScoredAttention(_Attention):
         queries: Chosen,
         keys: Chosen,
         visible: Bool[Tensor, "#batch #head chosen_query chosen_key"],
-        lse: Float[Tensor, "batch head query"] | None,
+        lse: PerQuery | None,
     ) -> Float[Tensor, "batch head chosen_query chosen_key"]:
         """Any weights of some heads, in float64 where the device has it, by the log-sum-exp of the
         scores of all their queries; of scores that are so large that it is too coarse, which is
@@ -292,7 +298,7 @@ class ScoredAttention(_Attention):
         all keys where the log-sum-exp is not given: only then are there products and scores, −∞ at
         masked cells.
         """
-        q = rows_of(self.q[:, heads.start : heads.stop], queries)
+        q = rows_of(of_some(self.q, heads), queries)
         k = rows_of(of_group(self.k, heads, self.shape[1]), keys)
         qk = by_group(q.to(dtype), k.to(dtype).mT)
         hidden = ~visible
@@ -305,7 +311,7 @@ class ScoredAttention(_Attention):
             else _of_queries(lse, queries).to(dtype)
         )
         if self.sink_logits is not None:
-            sinks = self.sink_logits.expand(self.shape[:3])[:, heads.start : heads.stop]
+            sinks = of_some(self.sink_logits.expand(self.shape[:3]), heads)
             rows = torch.logaddexp(rows, _of_queries(sinks, queries).to(dtype))
         weights = scores - rows[..., None] if lse is None else scores.sub_(rows[..., None])
         return qk, scores, weights.exp_().masked_fill_(hidden, 0.0)
@@ -315,8 +321,8 @@ class ScoredAttention(_Attention):
 class GivenAttention(_Attention):
     """An attention whose `weights` were computed whole, from `scores`. Masked weights are 0."""
 
-    weights: Float[Tensor, "batch head query key"]
-    scores: Float[Tensor, "batch head query key"]
+    weights: Matrices
+    scores: Matrices
 
     @property
     def like(self) -> Tensor:
@@ -342,7 +348,7 @@ class GivenAttention(_Attention):
         self, heads: range, queries: Chosen, keys: Chosen, visible: Tensor, lse: Tensor | None
     ) -> Float[Tensor, "batch head chosen_query chosen_key"]:
         """Any weights of some heads, in float64 where the device has it."""
-        weights = rows_of(self.weights[:, heads.start : heads.stop], queries)
+        weights = rows_of(of_some(self.weights, heads), queries)
         return rows_of(weights.mT, keys).mT.to(exact_dtype(self.weights.device))
 
     def lse(self, batch: int, heads: slice, queries: slice) -> Float[Tensor, "head query"]:
@@ -367,7 +373,7 @@ Attention = ScoredAttention | GivenAttention
 
 
 def strongest_key(
-    pattern: Float[Tensor, "batch head query key"],
+    pattern: Matrices,
 ) -> Int[Tensor, "batch head query"]:
     """The key with the largest weight, the first of equals; −1 for a row of zeros."""
     weight, key = pattern.max(dim=-1)
@@ -391,10 +397,23 @@ def indices(span: range, like: Tensor) -> Int[Tensor, " idx"]:
     return torch.arange(span.start, span.stop, dtype=torch.int32, device=like.device)
 
 
-def plane_of(cells: Tensor, batch: int, head: int) -> Tensor:
-    """The plane `[query, key]` of a sequence and head, of axes that may be 1."""
-    plane: Tensor = cells[min(batch, cells.shape[0] - 1), min(head, cells.shape[1] - 1)]
-    return plane
+def of_some(numbers: _Numbers, heads: Sequence[int]) -> _Numbers:
+    """The numbers `[batch, head, …]` of some heads; with a head axis of 1 they hold for all."""
+    index = slice(heads.start, heads.stop) if isinstance(heads, range) else list(heads)
+    return numbers if numbers.shape[1] == 1 else numbers[:, index]
+
+
+def planes_of(cells: Tensor, batch: int, heads: range) -> Tensor:
+    """The planes of a sequence and of some heads, `[#head, …]`, of axes that may be 1."""
+    planes: Tensor = of_some(cells, heads)[min(batch, len(cells) - 1)]
+    return planes
+
+
+def joined(parts: Sequence[dict[str, Tensor]], axis: int = 1) -> dict[str, Tensor]:
+    """The numbers of several parts, by default of heads, as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts], axis) for name in parts[0]}
 
 
 def of_heads(
@@ -407,17 +426,10 @@ def of_heads(
     """Some keys or values of neighbouring query heads, which are whole groups of those that share a
     kv head, or a part of one.
     """
-    group = n_heads // shared.shape[1]
-    of_these = shared[
-        batch, heads.start // group : (heads.stop - 1) // group + 1, keys.start : keys.stop
-    ]
-    if len(of_these) == len(heads):
-        return of_these
-    return (
-        of_these.expand(len(heads), -1, -1)
-        if len(of_these) == 1
-        else of_these.repeat_interleave(group, dim=0)
-    )
+    of_these = of_group(shared, heads, n_heads)[batch, :, keys.start : keys.stop]
+    if len(of_these) in (1, len(heads)):
+        return of_these.expand(len(heads), -1, -1)
+    return of_these.repeat_interleave(n_heads // shared.shape[1], dim=0)
 
 
 def of_group(
@@ -448,7 +460,7 @@ def rows_of(
     return tensor.gather(2, of_shared).view(*chosen.shape, width)
 
 
-def _of_queries(per_query: Float[Tensor, "batch head query"], chosen: Chosen) -> Tensor:
+def _of_queries(per_query: PerQuery, chosen: Chosen) -> Tensor:
     """The numbers of the chosen queries."""
     return rows_of(per_query[..., None], chosen).squeeze(-1)
 
@@ -504,13 +516,12 @@ def product(
 # ------------------------------------------------------------------------------------------- biases
 
 
-def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:
+def tensor_bias(numbers: ScoreBias) -> Bias:
     """A tensor that broadcasts to `[batch, head, query, key]`, block by block."""
     full = four_axes(numbers)
 
     def bias(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-        planes: Tensor = full[min(batch, full.shape[0] - 1)]
-        planes = planes if planes.shape[0] == 1 else planes[heads.start : heads.stop]
+        planes = planes_of(full, batch, heads)
         rows: Tensor = planes if planes.shape[1] == 1 else planes[:, q_idx]
         return rows if planes.shape[2] == 1 else rows[:, :, k_idx]
 

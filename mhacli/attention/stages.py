@@ -234,7 +234,8 @@ def rotate(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tenso
 
 def take(layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Tensor:
     """The queries, keys or values that enter the products."""
-    return qkv["qkv".index(role)]
+    heads: Tensor = in_role(role, qkv)
+    return heads
 
 
 def repeat_kv(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
@@ -309,12 +310,8 @@ def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     key.
     """
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-    if not empty.any():
-        return with_sinks(layer, scores).softmax(dim=-1)[..., : scores.shape[-1]]
-    filled = scores.masked_fill(empty, 0.0)
-    return (
-        with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
-    )
+    outcomes = with_sinks(layer, scores.masked_fill(empty, 0.0))
+    return outcomes.softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
 
 
 def with_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -340,11 +337,8 @@ def weigh(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
 
 def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
     """The concatenated heads, `[batch, query, head·d_v]`."""
-    return (
-        z.permute(0, 2, 3, 1).flatten(2)
-        if layer.interleaved_merge
-        else z.transpose(1, 2).flatten(2)
-    )
+    order = (0, 2, 3, 1) if layer.interleaved_merge else (0, 2, 1, 3)
+    return z.permute(order).flatten(2)
 
 
 def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
@@ -544,19 +538,17 @@ def rotated(
     position = torch.arange(start, start + heads.shape[2], dtype=heads.dtype, device=heads.device)
     angle = position[:, None] * rates_of(layer, heads)
     require(2 * angle.shape[-1] <= heads.shape[-1])
-    is_half = (angles or pairing) == "half"
-    angle_columns = (
-        torch.cat([angle, angle], dim=-1) if is_half else angle.repeat_interleave(2, dim=-1)
-    )
-    rotary, rest = heads[..., : angle_columns.shape[-1]], heads[..., angle_columns.shape[-1] :]
+    if (angles or pairing) == "half":
+        angle = torch.cat([angle, angle], dim=-1)
+    else:
+        angle = angle.repeat_interleave(2, dim=-1)
+    rotary, rest = heads[..., : angle.shape[-1]], heads[..., angle.shape[-1] :]
     if pairing == "half":
         a, b = rotary.chunk(2, dim=-1)
         turned = torch.cat([-b, a], dim=-1)
     else:
         turned = torch.stack([-rotary[..., 1::2], rotary[..., 0::2]], dim=-1).flatten(-2)
-    return torch.cat(
-        [rotary * angle_columns.cos() + sign * turned * angle_columns.sin(), rest], dim=-1
-    )
+    return torch.cat([rotary * angle.cos() + sign * turned * angle.sin(), rest], dim=-1)
 
 
 # ----------------------------------------------------------------------------------------- mistakes

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.run import heads_at_once, rows_of_block
@@ -22,7 +23,7 @@ from mhacli.run import heads_at_once, rows_of_block
 from . import on_device
 from .axes import StatisticsRequest
 from .block import IN_C, CompiledHeads, c_block
-from .core import dtype_name
+from .core import HeadOutputs, KeyIdx, PerQuery, QueryIdx, dtype_name
 from .devices import moved
 from .masks import Band, keys_seen, mask_of
 from .on_device import PADDED_APART
@@ -39,34 +40,35 @@ from .scores import (
     head_groups,
     indices,
     of_heads,
+    of_some,
     product,
 )
 
-PerQuery = Float[Tensor, "batch head query"]
 PassResults = dict[str, Tensor]
 """The results of a pass by the names in `BLOCK_STATISTICS`, each `[batch, head, …]`."""
 
 
+@dataclass(frozen=True)
 class Cells:
     """Some queries of a sequence with the keys that they may see. What is the same for every head
     is made once, when it is needed.
     """
 
-    def __init__(
-        self,
-        attention: Attention,
-        request: StatisticsRequest,
-        batch: int,
-        queries: range,
-        keys: range,
-    ) -> None:
-        self.attention = attention
-        self.request = request
-        self.batch = batch
-        self.queries = queries
-        self.keys = keys
-        self.rows = slice(queries.start, queries.stop)
-        self.columns = slice(keys.start, keys.stop)
+    attention: Attention
+    request: StatisticsRequest
+    batch: int
+    queries: range
+    keys: range
+
+    @property
+    def rows(self) -> slice:
+        """Where the queries are among all."""
+        return slice(self.queries.start, self.queries.stop)
+
+    @property
+    def columns(self) -> slice:
+        """Where the keys are among all."""
+        return slice(self.keys.start, self.keys.stop)
 
     @cached_property
     def steps(self) -> Float[Tensor, "query key"]:
@@ -93,7 +95,7 @@ class Cells:
             for of_texts in self.request.matches
         ]
 
-    def _indices(self) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
+    def _indices(self) -> tuple[QueryIdx, KeyIdx]:
         return indices(self.queries, self.request.first), indices(self.keys, self.request.first)
 
     def equal_to(self, labels: Int[Tensor, "batch key"], shift: int) -> Bool[Tensor, "query key"]:
@@ -144,7 +146,7 @@ def _summed(cells: Tensor, axis: int, size: int) -> Tensor:
     """The sums of `size` neighbours along an axis of cells `[head, query, key]`."""
     n_more = -cells.shape[axis] % size
     if n_more:
-        cells = torch.nn.functional.pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more))
+        cells = pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more))
     sums: Tensor = cells.unflatten(axis, (-1, size)).sum(dim=axis + 1)
     return sums
 
@@ -178,7 +180,7 @@ def _profile(block: Block) -> Tensor:
     Look At?", section 3.1 (attention to the relative positions).
     """
     n_rows = block.weights.shape[1]
-    rows = torch.nn.functional.pad(block.weights.flip(1), (0, n_rows)).flatten(1)
+    rows = pad(block.weights.flip(1), (0, n_rows)).flatten(1)
     diagonals: Tensor = rows[:, :-n_rows].unflatten(1, (n_rows, -1)).sum(dim=1)
     return diagonals
 
@@ -244,15 +246,15 @@ class Reduced:
     request: StatisticsRequest
     heads: range
     statistics: PassResults
-    lse: Float[Tensor, "batch head query"]
-    z: Float[Tensor, "batch head query d_v"] | None
+    lse: PerQuery
+    z: HeadOutputs | None
 
     def span(self, heads: range) -> slice:
         """Where some of the heads are among them."""
         return slice(heads.start - self.heads.start, heads.stop - self.heads.start)
 
     @cached_property
-    def keys(self) -> Int[Tensor, " key"]:
+    def keys(self) -> KeyIdx:
         """All keys, by number."""
         return torch.arange(self.attention.shape[3], device=self.attention.like.device)
 
@@ -269,8 +271,7 @@ class Reduced:
         """The largest score of each query, −∞ without keys."""
         sinks = self._sinks
         if isinstance(self.attention, GivenAttention):
-            top = self.attention.matrices()["scores"].amax(dim=-1)
-            return top[:, self.heads.start : self.heads.stop]
+            return of_some(self.attention.matrices()["scores"].amax(dim=-1), self.heads)
         # by its weight, in which a sink logit takes part
         lse = self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
         return self.statistics["peak"] + lse
@@ -280,7 +281,7 @@ class Reduced:
         logits = self.attention.sink_logits
         if logits is None:
             return None
-        return logits[:, self.heads.start : self.heads.stop].to(self.lse)
+        return of_some(logits, self.heads).to(self.lse)
 
     @property
     def has_keys(self) -> Bool[Tensor, "batch head query"]:
@@ -371,7 +372,7 @@ def _add_blocks(
                 if reduced.z is not None and attention.z is None:
                     _add_z(block, reduced.z[place])
                 del block  # the next one takes its memory
-        report_progress(queries.stop / n_queries, "statistics of the heads")
+        report_progress(f"query {queries.stop:,} of {n_queries:,}", queries.stop / n_queries)
     for b, profile in enumerate(reduced.statistics["profile"]):
         if ahead := request.axes.ahead(b):
             profile.copy_(profile.roll(ahead, dims=1))
@@ -405,7 +406,7 @@ def _no_sums(
     lse = statistics.pop("lse", None)
     if lse is None:
         lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
-    z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
+    z = None if attention.z is None else of_some(attention.z, heads)
     if z is None and attention.v is not None:
         z = attention.v.new_empty(*lse.shape, attention.v.shape[3])
     return Reduced(attention, request, heads, statistics, lse, z)
@@ -585,8 +586,8 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResul
         ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads)
     )
     visible = torch.where(reduced.has_keys, reduced.lse.exp().round(), 0.0)
-    counts = {"visible": visible.to(attention.dtype), **_n_copy_queries(attention, request)}
-    return reduced.statistics | counts
+    counts = _n_copy_queries(attention, request, n_heads)
+    return reduced.statistics | {"visible": visible.to(attention.dtype)} | counts
 
 
 def _copies_of(request: StatisticsRequest) -> tuple[tuple[str, Tensor, int], ...]:
@@ -596,20 +597,21 @@ def _copies_of(request: StatisticsRequest) -> tuple[tuple[str, Tensor, int], ...
     return ("duplicate", request.k_tokens, 0), ("induction", request.before_k, 1)
 
 
-def _n_copy_queries(attention: Attention, request: StatisticsRequest) -> PassResults:
-    """How many queries of a text see a copy of their token, and a token after one."""
-    counts: PassResults = {}
+def _n_copy_queries(attention: Attention, request: StatisticsRequest, n_heads: int) -> PassResults:
+    """How many queries of a text see a copy of their token, and a token after one, in so many heads
+    of the mask.
+    """
+    batch = attention.shape[0]
+    copies = _copies_of(request)
+    counts = {f"n_{name}_queries": labels.new_zeros(batch, n_heads) for name, labels, _ in copies}
     for queries, keys in blocks_of(attention, request):
-        hidden = _visible(attention, queries, keys)
-        for b, visible in enumerate(hidden):
+        # a mask without an axis of the batch is that of every text
+        of_texts = _visible(attention, queries, keys).expand(batch, -1, -1, -1)
+        for b, visible in enumerate(of_texts):
             cells = Cells(attention, request, b, queries, keys)
-            for name, labels, shift in _copies_of(request):
-                copies = cells.equal_to(labels, shift)
-                possible = (visible & copies).any(dim=-1).sum(dim=-1)
-                key = f"n_{name}_queries"
-                if key not in counts:
-                    counts[key] = possible.new_zeros(len(hidden), len(possible))
-                counts[key][b] += possible
+            for name, labels, shift in copies:
+                are_possible = (visible & cells.equal_to(labels, shift)).any(dim=-1)
+                counts[f"n_{name}_queries"][b] += are_possible.sum(dim=-1)
     return counts
 
 
@@ -626,12 +628,12 @@ def _of_first_keys(
 
     def counted(marks: Tensor) -> Tensor:
         """How many marked keys each query sees."""
-        n_before: Tensor = torch.nn.functional.pad(marks.double().cumsum(dim=-1), (1, 0))
+        n_before: Tensor = pad(marks.double().cumsum(dim=-1), (1, 0))
         return n_before[..., n_seen]
 
     def before(numbers: Tensor) -> Tensor:
         """The sum of the numbers of earlier queries."""
-        return torch.nn.functional.pad(numbers.cumsum(dim=0), (1, 0))
+        return pad(numbers.cumsum(dim=0), (1, 0))
 
     # A query sees as many keys before an edge of the map's columns as both allow: all that it sees,
     # up to the query `enough`.
@@ -681,9 +683,7 @@ def _of_first_keys(
     return statistics
 
 
-def _equal(
-    tokens: Int[Tensor, " query"], labels: Int[Tensor, " key"], n_seen: Tensor, shift: int | None
-) -> Int[Tensor, " query"]:
+def _equal(tokens: QueryIdx, labels: KeyIdx, n_seen: Tensor, shift: int | None) -> QueryIdx:
     """How many of the keys that a query sees have its token for a label, except the key at `query +
     shift`.
     """

@@ -3,7 +3,6 @@ returns exit codes.
 """
 
 import errno
-import importlib
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ from mhacli.io.memory import gc_paused
 
 from .console import discard_stdout, flush, print_error, require_stdout, write
 from .help import Answer, answering_flag, command_help, help_flags, program_help
-from .parameters import Command, read_by_typer, with_signature
+from .parameters import command_named, read_by_typer, with_signature
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Show attention": {
@@ -79,14 +78,6 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
 _GONE = {
-    "--compile": "mha bench",
-    "--judge": "mha heads TEXT --csv",
-    "--with": "--replace mean",
-    "--pack": "--max-tokens N",
-    "--lengths": "mha bench --decode --lengths",
-    "--reducer": "MHA_BLOCK=torch",
-    "convert": "mha run TEXT --model DIR --layer N",
-    "weights convert": "mha run TEXT --model DIR --layer N",
     "bench --save-baseline": "--json",
     **{
         f"bench {option}": (
@@ -111,8 +102,7 @@ _GONE = {
         )
     },
 }
-"""Options and commands that an earlier version had, and what to type in their place. An option that
-only one command had stands behind the name of the command."""
+"""Options that a command had in the version before, and what to type in their place."""
 _COMPLETION = "_MHA_COMPLETE"
 """The variable with which the scripts that Typer installs ask for the words that fit."""
 
@@ -208,10 +198,7 @@ def _program() -> Callable[..., None]:
 
 def _function(name: str, *, with_other_names: bool) -> Callable[..., Callable[[], None]]:
     """The function that Typer calls with the options of a command, whose module is imported."""
-    module = importlib.import_module(f"mhacli.commands.{name}")
-    if hasattr(module, "__path__"):  # a folder
-        module = importlib.import_module(f"mhacli.commands.{name}.command")
-    command: Command = getattr(module, name)
+    command = command_named(name)
     text = partial(command_help, name, COMMANDS[name], command)
     flags = help_flags(short=partial(text, everything=False), whole=partial(text, everything=True))
     return read_by_typer(command, flags, with_other_names=with_other_names)
@@ -262,8 +249,6 @@ def _usage_error(message: str, words: Sequence[str]) -> UsageError:
     hint = f"{program} --help shows what there is"
     if option[1:2].isdigit():
         hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
-    typed = {option, f"{words[0]} {option}" if words else "", " ".join(words[:2])}
-    for old, new in _GONE.items():
-        if old in typed or f"'{old}'" in message:
-            hint = f"it is gone; {new} takes its place"
+    if replacement := _GONE.get(f"{words[0]} {option}" if words else ""):
+        hint = f"it is gone; {replacement} takes its place"
     return UsageError(message, hint=hint)

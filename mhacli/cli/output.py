@@ -138,6 +138,11 @@ class Output:
         return {name.replace("_", "-"): path for name, path in named.items() if path is not None}
 
     @property
+    def has_pictures(self) -> bool:
+        """Whether a page or a picture is to be written."""
+        return not self.files.keys().isdisjoint(DRAWN)
+
+    @property
     def screen(self) -> Screen:
         """The width and the colour of the terminal's view."""
         return Screen(self.width or stdout_width(), wants_colour(self.color, sys.stdout))
@@ -171,8 +176,8 @@ def require_output(
         raise UsageError(
             f"--sort {options.sort} needs --effect of mha heads or mha scan, which measures it"
         )
-    has_pictures = not output.files.keys().isdisjoint(DRAWN)
-    if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
+    draws_map = output.has_pictures or options.maps or options.view == "heatmap"
+    if options.map_scale and not draws_map:
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
     shows_heads = (output.svg or output.png) and options.figure != "walk"
     if shows_heads and output.keep is not None and "pattern" not in output.keep:
@@ -213,12 +218,11 @@ def print_result(
     run: Run | None = None,
     view: Callable[[], None] | None = None,
     is_saved: bool = False,
-    after: Callable[[Record, ViewOptions], None] | None = None,
 ) -> None:
     """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of
     the files. `run` has the weights to save, `view` prints in place of the usual view of the
-    terminal, a record that `is_saved` was checked when it was made, and `after` suggests what to
-    type next on a terminal. Raises `MhaError` for a file that cannot be written.
+    terminal, and a record that `is_saved` was checked when it was made. A terminal gets what to
+    type next. Raises `MhaError` for a file that cannot be written.
     """
     from mhacli.record.record import NOT_SEEN
     from mhacli.render.data import nonfinite
@@ -229,18 +233,11 @@ def print_result(
         write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
-
-    def page_of_record() -> str:
+    if output.has_pictures:
+        from mhacli.render.figures.document import figure
         from mhacli.render.page.document import page
 
-        return page(record, options)
-
-    def figure_of_record() -> str:
-        from mhacli.render.figures.document import figure
-
-        return figure(record, options)
-
-    write_pictures(output, page_of_record, figure_of_record)
+        write_pictures(output, lambda: page(record, options), lambda: figure(record, options))
     if view is not None and output.format is None:
         view()
     else:
@@ -253,15 +250,15 @@ def print_result(
         note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
     unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
     beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
-    for reason, names in (
-        ("beyond --keep-limit", beyond),
-        ("because the model does not expose it", unseen),
-    ):
-        if names:
-            note(f"not kept, {reason}: {', '.join(names)}")
+    if beyond:
+        note(f"not kept, beyond --keep-limit: {', '.join(beyond)}")
+    if unseen:
+        note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
     note_written(output)
-    if after is not None and output.format is None and sys.stdout.isatty() and not options.brief:
-        after(record, options)
+    if output.format is None and sys.stdout.isatty() and not options.brief:
+        from .next_steps import print_next_steps
+
+        print_next_steps(record, options)
 
 
 def print_record(record: Record, options: ViewOptions, output: Output) -> None:
@@ -295,7 +292,7 @@ def print_report(
     printed, and prints a report that is no record: its document, which may be text, the rows of its
     table, or the view of the terminal; and the names of the files.
     """
-    if not output.files.keys().isdisjoint(DRAWN):
+    if output.has_pictures:
         from mhacli.render.notebook import report_figure, report_page
 
         command = record_command()
@@ -321,8 +318,6 @@ def print_report(
 
 def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:
     """Writes the page, and the figure as SVG and as PNG, as far as they are requested."""
-    if output.files.keys().isdisjoint(DRAWN):
-        return
     contents: dict[str, bytes] = {}
     with show_activity("drawing"):
         if output.html is not None:
@@ -369,56 +364,3 @@ def require_self_check(record: Record) -> None:
         if record.model is not None and record.model.identical_outputs is False:
             message = "the model's outputs with inspection differ from those without"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-
-
-# -------------------------------------------------------------------------------- what to type next
-
-
-def after_run(record: Record, options: ViewOptions) -> None:
-    """Names the tables that can be added, and suggests what `after_trace` does."""
-    if record.model is None and not options.verbose:
-        more = "more: --tokens, --shapes, --timings or --verbose;"
-        _write_filled(*more.split(), "every word:", "mha explain")
-    after_trace(record, options)
-
-
-def after_trace(record: Record, options: ViewOptions) -> None:
-    """Suggests to trace the largest of the weights between tokens that stand out, if none is traced
-    yet, and says where it is on the screen. The first token of a checkpoint's text is often a sink.
-    """
-    from mhacli.render.base.format import token_of
-
-    kinds = {layer.name: layer.kind for layer in record.layers}
-    cells = [
-        (cell, head)
-        for head in record.heads
-        if kinds.get(head.attention, "self") == "self" and options.shows_head(head.head)
-        for cell in head.largest
-        if (options.sequences is None or cell.sequence in options.sequences)
-        and (record.context is not None or cell.key != cell.query)
-        and (record.model is None or cell.key > 0)
-    ]
-    if not cells or record.cell is not None:
-        return
-    cell, head = max(cells, key=lambda each: each[0].share)
-    query = token_of(record.sequences[cell.sequence], cell.query)
-    key = token_of(record.keys[cell.sequence], cell.key)
-    subject, words = "layer", "next: mha trace"
-    if record.model is not None:
-        subject, words = "model", f"next: mha trace --layer {head.layer}"
-    words += f" --cell {head.head},{cell.query},{cell.key}"
-    if len(record.sequences) > 1:
-        words += f" --sequence {cell.sequence}"
-    weight = shown(cell.share, "weight", options.precision)
-    about = (
-        f"with the same text and {subject} computes the weight {weight} of head {head.head}, query"
-        f" {query}, key {key}"
-    )
-    _write_filled(words, *about.split())
-
-
-def _write_filled(*parts: str) -> None:
-    """Prints parts of a sentence in lines as wide as stdout."""
-    from mhacli.render.base.format import flowing
-
-    write(flowing(parts, stdout_width(), " ").plain + "\n")

@@ -7,6 +7,7 @@ reads, and what was typed fills the groups. A parameter annotated with
 A parameter whose default is a `setting` is an option of this command alone.
 """
 
+import importlib
 import inspect
 import math
 import re
@@ -55,6 +56,11 @@ class Declaration(NamedTuple):
     hint: Any
     default: Any
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is typed without a value."""
+        return bool in {self.hint, *get_args(self.hint)}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -64,6 +70,22 @@ class Command:
     examples: tuple[str, ...]
     settings: tuple[Declaration, ...]
     perform: Callable[[Mapping[str, Any]], None]
+
+
+def command_named(name: str) -> Command:
+    """The command of a name, whose module is imported."""
+    module = importlib.import_module(f"mhacli.commands.{name}")
+    if hasattr(module, "__path__"):  # a folder
+        module = importlib.import_module(f"mhacli.commands.{name}.command")
+    command: Command = getattr(module, name)
+    return command
+
+
+def declarations(group: type) -> list[Declaration]:
+    """The settings of a group, and of the groups that it takes."""
+    declared: list[Declaration] = []
+    _spread(group, declared)
+    return declared
 
 
 def layer_or_model(given: Mapping[str, Any]) -> Mode:
@@ -191,28 +213,28 @@ def require_fitting(
             if other in given:
                 partner = options[other].name(other, is_off=given[other] is False)
                 raise UsageError(f"{name} and {partner} exclude each other")
-        partners = [options[other].name(other) for other in option.needs if other in options]
-        if partners and given.keys().isdisjoint(option.needs):
+        if partners := _unmet(option.needs, given, options):
             raise UsageError(
                 f"{name} changes nothing without {' or '.join(partners)}", hint=f"add {partners[0]}"
             )
-        if option.idle and not any(_is_given(given, it) for it in option.idle):
-            partners = [_as_typed(options, it) for it in option.idle]
-            note(f"{name} changes nothing without {' or '.join(filter(None, partners))}")
+        if partners := _unmet(option.idle, given, options):
+            note(f"{name} changes nothing without {' or '.join(partners)}")
 
 
-def _is_given(given: Mapping[str, Any], condition: str) -> bool:
-    """Whether a setting is given, in the form `field=value` with this value."""
-    field_name, _, value = condition.partition("=")
-    return field_name in given and value in ("", str(given[field_name]))
-
-
-def _as_typed(options: Mapping[str, Option], condition: str) -> str:
-    """The option of a condition as one types it; empty for one that the command does not have."""
-    field_name, _, value = condition.partition("=")
-    if field_name not in options:
-        return ""
-    return f"{options[field_name].name(field_name)} {value}".strip()
+def _unmet(
+    conditions: Sequence[str], given: Mapping[str, Any], options: Mapping[str, Option]
+) -> list[str]:
+    """The options of the command that meet conditions `field` or `field=value`, as one types them;
+    nothing if one of them is met.
+    """
+    typed = []
+    for condition in conditions:
+        field_name, _, value = condition.partition("=")
+        if field_name in given and value in ("", str(given[field_name])):
+            return []
+        if field_name in options:
+            typed.append(f"{options[field_name].name(field_name)} {value}".strip())
+    return typed
 
 
 # ------------------------------------------------------------------------------- Typer's parameters
@@ -266,18 +288,19 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 def _parameter(declared: Declaration, *, with_other_names: bool) -> inspect.Parameter:
     """Typer's parameter of a setting. Its default is None, which means that it is not given."""
     option = declared.option
-    kinds = {declared.hint, *get_args(declared.hint)}
     how: dict[str, Any] = {
         "help": help_of(declared),
         "metavar": option.metavar,
         "hidden": option.hidden,
     }
-    annotation: Any = bool | None if bool in kinds else str | None
+    annotation: Any = bool | None if declared.is_switch else str | None
     if option.many:
         annotation = list[str] | None
     choices = choices_of(declared.hint)
     if option.is_number or option.parse is not None:
-        parse = option.parse or partial(_number, option, is_real=float in kinds)
+        parse = option.parse or partial(
+            _number, option, is_real=float in {declared.hint, *get_args(declared.hint)}
+        )
         how["parser"] = partial(_parsed, option.name(declared.field), parse)
     elif choices:
         how["parser"] = partial(_choice, choices)

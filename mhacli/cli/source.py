@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli.attention.weights_file import read_bias_file, read_layer_file
 from mhacli.errors import MhaError, UsageError, out_of_range
@@ -22,7 +21,6 @@ from mhacli.record.storage import load
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import KEPT, Run, require_memory
 from mhacli.settings import (
-    MAX_HEADS,
     ROPE,
     Computation,
     Config,
@@ -35,7 +33,7 @@ from mhacli.text.escape import without_surrogates
 from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
 from mhacli.text.tokenizers import Vocabulary, encode, read_vocabulary
-from mhacli.text.tokens import Texts
+from mhacli.text.tokens import AttentionKind, Texts
 
 from .console import loading_torch, note, show_activity
 from .parameters import are_literal
@@ -101,21 +99,10 @@ def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
 
 
 def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head") -> None:
-    """Raises `UsageError` for a head that the layer, or according to its config no layer of a local
-    checkpoint, has.
-    """
-    from mhacli.models.folder import size_of
-
-    count = run.config.n_heads
-    if run.model.path is not None:
-        config = {} if run.checkpoint is None else run.checkpoint.config
-        count = (
-            max(size_of(config, "n_heads", stack) or 0 for stack in ("self", "encoder", "decoder"))
-            or MAX_HEADS
-        )
+    """Raises `UsageError` for a head that a layer of mha does not have."""
     for head in heads or ():
-        if head >= count:
-            raise UsageError(out_of_range(option, head, count))
+        if run.model.path is None and head >= run.config.n_heads:
+            raise UsageError(out_of_range(option, head, run.config.n_heads))
 
 
 # ------------------------------------------------------------------------------------- a checkpoint
@@ -126,9 +113,12 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
         if name not in KEPT:
             raise UsageError(f"--keep: {name!r} is not one of {', '.join(KEPT)}")
     model = replace(what.model, **what.given)
-    checkpoint = local_checkpoint(model)
+    require_layers(model)
     texts = () if reading.chat is not None else tuple(read_texts(what))
     require_not_blank(texts)
+    checkpoint = local_checkpoint(model)
+    if "seed" in what.given and checkpoint is not None and not checkpoint.is_random:
+        raise UsageError(f"--seed changes nothing with --model: {checkpoint.path} has weights")
     return replace(
         run,
         model=model,
@@ -142,28 +132,50 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
     )
 
 
+def require_in_config(
+    model: ModelSettings,
+    subject: str,
+    indices: Iterable[int] | None,
+    *,
+    size: Literal["n_heads", "n_layers"] = "n_heads",
+    kind: AttentionKind | None = None,
+) -> None:
+    """Raises `UsageError`, before weights are looked at, for heads or layers that no layer of a
+    local checkpoint has according to its config. `subject` says what names them.
+    """
+    from mhacli.models.folder import config_of, size_of
+
+    config = {} if model.path is None else config_of(model.path)
+    stacks = ("self", "encoder", "decoder") if kind is None else (kind,)
+    count = max(size_of(config, size, stack) or 0 for stack in stacks)
+    for index in indices or ():
+        if count and index >= count:
+            raise UsageError(out_of_range(subject, index, count))
+
+
+def require_layers(model: ModelSettings) -> None:
+    """Raises `UsageError` for layers that a local checkpoint does not have according to its
+    config.
+    """
+    for kind, n in model.layers or ():
+        if n < 0:
+            raise UsageError("--layer all and last are for mha run and mha show")
+        require_in_config(model, "--layer", (n,), size="n_layers", kind=kind)
+
+
 def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     """The checkpoint in a folder, read and checked; None for the id of one on a hub. Raises
     `UsageError` for layers that its config does not have.
     """
-    from mhacli.models.folder import is_hub_id, read_checkpoint, size_of
+    from mhacli.models.folder import is_hub_id, read_checkpoint
 
     path = model.path or ""
-    if any(n < 0 for _, n in model.layers or ()):
-        raise UsageError("--layer all and last are for mha run and mha show")
+    require_layers(model)
     if is_hub_id(path):
         return None
     if model.revision is not None:
         raise UsageError(f"--revision is for checkpoints on a hub, and {path} is not the id of one")
-    checkpoint = read_checkpoint(path)
-    for kind, n in model.layers or ():
-        count = size_of(checkpoint.config, "n_layers", kind or "self")
-        if count is not None and n >= count:
-            hint = f"mha weights info {shlex.quote(checkpoint.path)} lists the layers"
-            raise UsageError(
-                out_of_range("--layer", n, count), hint=None if checkpoint.is_random else hint
-            )
-    return checkpoint
+    return read_checkpoint(path)
 
 
 def start(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated
 
-from mhacli.cli.console import show_activity
+from mhacli.cli.console import progress
 from mhacli.cli.output import SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
@@ -56,7 +56,7 @@ def decode(
     if run.model.path is None:
         run = _decodable(run, texts[0], prompt_len)
     prepared, notes = start(run, options)
-    with show_activity("computing"):
+    with progress("computing"):
         if prepared is None:
             from mhacli.layer import steps as of_layer
 

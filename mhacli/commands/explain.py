@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,11 +12,12 @@ from msgspec.structs import replace
 from mhacli.cli.output import Output, print_report
 from mhacli.cli.parameters import choices_of, command, help_of, offers, option_names
 from mhacli.errors import UsageError
-from mhacli.record.glossary import TABLES, Word, words_of
+from mhacli.record.glossary import TABLES, Word, did_you_mean, plain, words_of
 from mhacli.record.heads import UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.settings import SINK_TOKENS, setting
 from mhacli.sites import SITES
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ _TERM = (
     "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list"
     " all terms)"
 )
-_FIELDS = ("name", "group", "explanation", "formula", "source", "wrong", "right", "also")
+_FIELDS = ("name", "group", "explanation", "formula", "source", "example", "wrong", "right", "also")
 _MOST_EXPLAINED = 26
 """The size up to which a group is explained in full; a larger group is listed."""
 _COUNTED = ("site", "mistake")
@@ -48,13 +48,8 @@ def explain(
         each = [_named(word) for word in term]
         matching = tuple(dict.fromkeys(chain.from_iterable(each))) if all(each) else ()
     if not matching:
-        names = {
-            _plain(name): name
-            for each_term in (*terms(), *options())
-            for name in (*each_term.also, each_term.name)
-        }
-        near = [names[name] for name in get_close_matches(_plain(" ".join(term)), names, n=3)]
-        hint = f"try mha explain {', or '.join(near)}" if near else "mha explain lists every term"
+        names = [name for each in (*terms(), *options()) for name in (*each.also, each.name)]
+        hint = did_you_mean(" ".join(term), names) or "mha explain lists every term"
         raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=hint)
     is_list = not term or len(matching) > _MOST_EXPLAINED
     listed = [{name: getattr(each, name) for name in _FIELDS} for each in matching]
@@ -92,12 +87,12 @@ def terms() -> tuple[Word, ...]:
                 )
             names = (heading or key,) if group in TABLES else (heading, word.name, key, word.short)
             name, *also = dict.fromkeys(each for each in (*names, *word.also) if each)
+            example = scores_with_and_without_scale() if key == "scaling" else ""
             if (
                 group != "mistake" or ", " not in key
             ):  # the further forms of a mistake have no terms
-                listed.append(
-                    replace(word, name=name, group=group, explanation=explanation, also=tuple(also))
-                )
+                more = {"group": group, "explanation": explanation, "example": example}
+                listed.append(replace(word, name=name, also=tuple(also), **more))
     for site in SITES.values():
         explanation, formula = site.in_general()
         listed.append(Word(name=site.name, group="site", explanation=explanation, formula=formula))
@@ -109,18 +104,18 @@ def _named(word: str) -> tuple[Word, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces,
     hyphens and underscores; or else the options, which stand first if the word is typed as one.
     """
-    plain, types = _plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
-    of_name = tuple(term for term in terms() if plain in map(_plain, (term.name, *term.also)))
+    spelt, types = plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
+    of_name = tuple(term for term in terms() if spelt in map(plain, (term.name, *term.also)))
     if word.startswith("-"):
         return *(o for o in options() if word in (o.name, *o.also)), *of_name
-    of_group = tuple(term for term in terms() if plain in (term.group, f"{term.group}s"))
-    if plain in TABLES:
+    of_group = tuple(term for term in terms() if spelt in (term.group, f"{term.group}s"))
+    if spelt in TABLES:
         return of_group
     if of_name or of_group:
         return of_name or of_group
     if word in types:
         return _named(types[word])
-    return tuple(o for o in options() if plain in map(_plain, (o.name, *o.also)))
+    return tuple(o for o in options() if spelt in map(plain, (o.name, *o.also)))
 
 
 @cache
@@ -168,11 +163,23 @@ def options() -> tuple[Word, ...]:
     )
 
 
-def _plain(word: str) -> str:
-    return (
-        " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split())
-        or word
-    )
+def scores_with_and_without_scale() -> str:
+    """The variance of scores of random queries and keys, and the mean of the largest weight of a
+    query, with and without the scale.
+    """
+    import numpy as np
+
+    n, generator, sizes = 256, np.random.default_rng(0), []
+    for d_head in (8, 64):
+        q, k = generator.standard_normal((2, n, d_head))
+        numbers = []
+        for scores in (q @ k.T, q @ k.T / d_head**0.5):
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            largest = (weights.max(axis=1) / weights.sum(axis=1)).mean()
+            numbers.append(f"{scores.var():.2f} (largest weight {shown(largest, 'weight')})")
+        unscaled, scaled = numbers
+        sizes.append(f"with d_head {d_head}: {unscaled} unscaled, {scaled} scaled")
+    return f"variance of the scores of {n} random queries and keys: {'; '.join(sizes)}"
 
 
 def _terms_view(matching: Sequence[Word], width: int) -> RenderableType:
@@ -187,7 +194,7 @@ def _terms_view(matching: Sequence[Word], width: int) -> RenderableType:
         also = f" · also: {', '.join(term.also)}" if term.also else ""
         fields = [
             (name, getattr(term, name))
-            for name in ("explanation", "formula", "wrong", "right", "source")
+            for name in ("explanation", "formula", "example", "wrong", "right", "source")
         ]
         rows = [(name, words) for name, words in fields if words]
         parts.append(

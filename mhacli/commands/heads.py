@@ -130,11 +130,13 @@ def heads(
     control: bool = setting(False, HEADS, _CONTROL, modes=("model",), excludes=("generate",)),
 ) -> None:
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
-    from mhacli.cli.source import make_run, recorded, require_heads, start
+    from mhacli.cli.source import make_run, recorded, require_heads, require_in_config, start
 
     require_output(options, output, has_effects=effect)
     options = replace(options, layers=what.model.layers)
     heads = None if cells.head is None else tuple(sorted(set(cells.head)))
+    require_in_config(what.model, "--head", heads)
+    require_in_config(what.model, "--map", options.maps)
     keep = () if what.model.path is not None else None
     run, texts = make_run(
         what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import show_activity
+from mhacli.cli.console import progress
 from mhacli.cli.output import (
     DRAWING,
     DRAWN,
@@ -13,7 +13,6 @@ from mhacli.cli.output import (
     SAVED,
     TABLES,
     Output,
-    after_run,
     print_result,
     require_output,
 )
@@ -42,7 +41,7 @@ def run(
     output: Annotated[Output, offers("json", "csv", *SAVED, *DRAWN)],
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
-    from mhacli.cli.source import make_run
+    from mhacli.cli.source import make_run, require_in_config
     from mhacli.render.base.selection import require_generated
 
     require_output(options, output, has_effects=False)
@@ -50,6 +49,7 @@ def run(
     options = replace(options, layers=what.model.layers)
     if any(n < 0 for _, n in options.layers or ()):  # all are inspected, and then chosen
         what = replace(what, model=replace(what.model, layers=None))
+    require_in_config(what.model, "--head", options.heads)
     if options.is_mean and what.model.path is None:
         raise UsageError("--head mean needs --model")
     if options.is_mean and output.save is not None:
@@ -61,7 +61,7 @@ def run(
     record, notes = inspected(run, texts, options)
     if options.is_mean:
         record = record.mean_of_heads()
-    print_result(record, notes, options=options, output=output, run=run, after=after_run)
+    print_result(record, notes, options=options, output=output, run=run)
 
 
 def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
@@ -71,7 +71,7 @@ def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tup
     from mhacli.render.base.selection import require_rows
 
     prepared, notes = start(run, options)
-    with show_activity("computing"):
+    with progress("computing") as report_progress:
         if prepared is None:
             from mhacli.layer.steps import walk
 
@@ -79,4 +79,4 @@ def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tup
         inputs = prepared.inputs
         kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
         require_rows(options, kinds, inputs.sequences, inputs.context)
-        return recorded(prepared.run()), notes
+        return recorded(prepared.run(report_progress)), notes

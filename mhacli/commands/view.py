@@ -79,11 +79,12 @@ def view(
         with gc_paused():
             record = load_late(path)
     else:
-        from mhacli.cli.source import make_run
+        from mhacli.cli.source import make_run, require_in_config
 
         from .run import inspected
 
         require_output(options, output)
+        require_in_config(what.model, "--head", options.heads)
         run, texts = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
         record, notes = inspected(run, texts, options)
     with gc_paused():

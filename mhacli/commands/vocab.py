@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import show_activity
+from mhacli.cli.console import progress
 from mhacli.cli.output import Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.io.files import write_whole
@@ -45,7 +45,7 @@ def vocab(
     tokenizer = make_tokenizer(config, source.max_token_len)
     source = replace(source, max_bytes=source.max_bytes or _MAX_BYTES)
     counts: Counter[str] = Counter()
-    with show_activity("counting"):
+    with progress("counting"):
         for name, pieces in texts_of(source):
             tokens = tokenizer.count(pieces)
             if not tokens:

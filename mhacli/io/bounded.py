@@ -69,7 +69,7 @@ def _answer(tells: int, call: Callable[[], Any]) -> NoReturn:
         try:
             answer = None, call()
         except MhaError as fault:
-            answer = fault.message, None
+            answer = fault.typed_message, None
         with open(tells, "wb") as sent:
             sent.write(json.dumps(answer).encode())
         os._exit(0)

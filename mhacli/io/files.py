@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from mhacli.errors import MhaError
@@ -130,6 +131,16 @@ def check_target(path: str, *, force: bool) -> str:
     return target
 
 
+def require_folder_writable(path: str) -> None:
+    """Raises `MhaError` for a folder that cannot be made, or in which no file can be written."""
+    whole = Path(path).absolute()
+    nearest = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        raise _unwritable(path, f"{nearest} is no folder")
+    if not os.access(nearest, os.W_OK):
+        raise _unwritable(path, f"the folder {nearest} is read-only")
+
+
 def _unwritable(path: str, reason: str) -> MhaError:
     return MhaError(f"{path} cannot be written: {reason}", code="unwritable", path=path)
 
@@ -137,7 +148,7 @@ def _unwritable(path: str, reason: str) -> MhaError:
 def _exists(path: str) -> MhaError:
     return MhaError(
         f"{path} exists",
-        hint="--force, in Python force=True, overwrites it",
+        hint="--force overwrites it",
         code="exists",
         path=path,
     )

@@ -12,11 +12,11 @@ from types import FrameType
 
 from .files import remove_temporary_folders
 
-Progress = Callable[[float, str], None]
-"""Takes the completed fraction of the work, from 0 to 1, and a description of the next step."""
+Progress = Callable[[str, float], None]
+"""Takes the part of the work that begins, and the completed fraction of the work, from 0 to 1."""
 
 
-def no_progress(fraction: float, step: str) -> None:
+def no_progress(part: str, fraction: float) -> None:
     """Discards progress."""
 
 
@@ -24,6 +24,8 @@ GRACE_S = 0.6
 """Seconds that the main thread has for its cleanup before the process is ended."""
 _not_before = 0.0
 _received = list[int]()
+at_interrupt = list[Callable[[], None]]()
+"""What the works that are going on do if a signal ends the process, from the outermost on."""
 
 
 class Terminated(BaseException):
@@ -36,6 +38,14 @@ def raise_received() -> None:
     """
     if _received:
         raise Terminated if _received[-1] == signal.SIGTERM else KeyboardInterrupt
+
+
+def say_interrupted() -> None:
+    """Does what the outermost work does if a signal ends the process, once."""
+    outermost = at_interrupt[:1]
+    at_interrupt.clear()
+    for say in outermost:
+        say()
 
 
 def install() -> None:
@@ -58,6 +68,7 @@ def install() -> None:
                 if number in (signal.SIGINT, signal.SIGTERM):
                     threading.Event().wait(GRACE_S)
                     threading.Event().wait(max(0.0, _not_before - time.monotonic()))
+                    say_interrupted()
                     remove_temporary_folders()
                     os._exit(128 + number)
 

@@ -120,7 +120,7 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
     first = read_up_to(read, 9)
     length = int.from_bytes(first[:8], "little")
     if first.startswith(_ZIP):  # no length of a header is so large
-        member = _first_member(first + read_up_to(read, _MAX_NAME_BYTES))
+        member = _first_member(first, read)
         if member.endswith(".npy"):
             raise _of_numpy(path, "an archive of arrays")
         if not path.lower().endswith(PICKLE_ENDINGS) and not member.endswith(".pkl"):
@@ -144,8 +144,7 @@ def is_of_arrays(path: str) -> bool:
         with opened(path) as read:
             first = read_up_to(read, 9)
             if first.startswith(_ZIP):
-                member = _first_member(first + read_up_to(read, _MAX_NAME_BYTES))
-                return member.endswith(".npy")
+                return _first_member(first, read).endswith(".npy")
         if first.startswith(NUMPY):
             return True
         header = read_tensor_header(path)
@@ -164,8 +163,9 @@ def _of_numpy(path: str, what: str) -> MhaError:
     return bad_file(path, f"{path} is {what} of numpy, not a safetensors file", hint=hint)
 
 
-def _first_member(data: bytes) -> str:
-    """The name of the first file in a zip archive."""
+def _first_member(first: bytes, read: Callable[[int], bytes]) -> str:
+    """The name of the first file in a zip archive, of which the `first` bytes are read."""
+    data = first + read_up_to(read, _MAX_NAME_BYTES)
     return data[30 : 30 + int.from_bytes(data[26:28], "little")].decode(errors="replace")
 
 

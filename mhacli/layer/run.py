@@ -5,6 +5,7 @@ run.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -156,11 +157,9 @@ class Setup:
         # [head, d_v, d_model]
         head_out = z @ layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)
         tap("head_out", head_out)
-        summed: Tensor = (
-            head_out.sum(dim=1)
-            if layer.o_proj.bias is None
-            else head_out.sum(dim=1) + layer.o_proj.bias
-        )
+        summed: Tensor = head_out.sum(dim=1)
+        if layer.o_proj.bias is not None:
+            summed = summed + layer.o_proj.bias
         tap("out_sum", summed)
         return summed
 
@@ -185,14 +184,12 @@ class Setup:
         allowed, biases = self.allowed, list[Bias]()
         if self.config.positions == "alibi":
             slopes = alibi_slopes(self.config.n_heads)
-            rows = [torch.atleast_2d(places) for places in at]
+            q_places, k_places = (each.expand(len(q), -1) for each in at)
             wide = torch.promote_types(q.dtype, torch.float32)
 
             def distance(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-                q_row, k_row = (each[min(batch, len(each) - 1)] for each in rows)
-                return alibi(
-                    slopes[heads.start : heads.stop], q_row[q_idx], k_row[k_idx], dtype=wide
-                )
+                places = q_places[batch, q_idx], k_places[batch, k_idx]
+                return alibi(slopes[heads.start : heads.stop], *places, dtype=wide)
 
             biases.append(distance)
         if self.bias is not None:
@@ -223,9 +220,8 @@ class Setup:
             tap("random", self.random)
             return self.random
         tap("ids", tokens.ids)
-        rows = self.layer.embedding[tokens.ids.clamp(min=0)].masked_fill(
-            (tokens.ids < 0)[..., None], 0.0
-        )
+        rows = self.layer.embedding[tokens.ids.clamp(min=0)]
+        rows = rows.masked_fill((tokens.ids < 0)[..., None], 0.0)
         tap("embed", rows)
         return rows
 
@@ -296,31 +292,19 @@ def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
     places = _tokens(axes.keys, dims).places
     if config.window is not None:
         near = masks.window(*config.window)
-        rules.append(
-            near if config.sink is None else masks.either(near, masks.leading(config.sink, places))
-        )
+        if config.sink is not None:
+            near = masks.either(near, masks.leading(config.sink, places))
+        rules.append(near)
     if config.prefix is not None:
         rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
     if dims.padded:
-        rules.append(
-            masks.padding(
-                [*map(len, axes.keys.ids)], config.padding, padded_len=dims.k_len, of="key"
-            )
-        )
-        rules.append(
-            masks.padding(
-                [*map(len, axes.queries.ids)], config.padding, padded_len=dims.q_len, of="query"
-            )
-        )
+        real = partial(masks.padding, side=config.padding)
+        rules.append(real([*map(len, axes.keys.ids)], padded_len=dims.k_len))
+        rules.append(real([*map(len, axes.queries.ids)], padded_len=dims.q_len, of="query"))
     if dims.packed:
-        rules.append(
-            masks.documents(
-                *(
-                    axis.filled(axis.documents, -1).to(axis.device)
-                    for axis in (axes.queries, axes.keys)
-                )
-            )
-        )
+        both = (axes.queries, axes.keys)
+        of_tokens = (axis.filled(axis.documents, -1).to(axis.device) for axis in both)
+        rules.append(masks.documents(*of_tokens))
     return masks.both(*rules) if rules else None
 
 
@@ -414,12 +398,10 @@ def make_record(
     by_name["weights"] = by_name.get("dropped", by_name["pattern"])
     by_name["allowed"] = setup.visible().cpu()
     allowed, pattern = masks.from_tensor(by_name["allowed"]), by_name["pattern"]
-    attention = GivenAttention(
-        weights=pattern, scores=by_name["scores"], allowed=allowed, wide=True
-    )
+    scores = by_name["scores"]
+    attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
     of_statistics = make_statistics_request(make_axes(request, setup.texts, torch.device("cpu")))
-    baseline = make_baseline(attention, of_statistics)
-    run = Run(allow_nonfinite=True)
+    baseline, run = make_baseline(attention, of_statistics), Run(allow_nonfinite=True)
     measured = measure(attention, of_statistics, baseline=baseline, run=run)
     kept, left_out = request.arrays_to_keep(setup.dims)
     arrays = {
@@ -459,10 +441,8 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
             again, sums = linear(again, w, b), linear(sums, w.abs(), None if b is None else b.abs())
         error = max(error, largest_difference(again, seen))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
-    excess = (
-        tensors["pattern"].sum(dim=-1, dtype=torch.float64)
-        - tensors["allowed"].any(dim=-1).double()
-    )
+    has_keys = tensors["allowed"].any(dim=-1).double()
+    excess = tensors["pattern"].sum(dim=-1, dtype=torch.float64) - has_keys
     largest = excess.nan_to_num(nan=0.0).abs().max().item()
     tolerance = TOLERANCES[setup.config.dtype]
     of_sums = min(tolerance.output, TOLERANCES["float32"].output)  # 16 bits are summed in float32
@@ -488,7 +468,7 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
         raise not_finite(f"queries, keys or values are NaN or Inf in {config.dtype}", config.dtype)
     of_statistics = make_statistics_request(setup.axes, request.statistics)
     seconds, began = {"projections": perf_counter() - began}, perf_counter()
-    report_progress(0.0, "uniform attention")
+    report_progress("uniform attention", 0.0)
     baseline = make_baseline(attention, of_statistics)
     heads, arrays, survey, _ = statistics_of(
         attention,

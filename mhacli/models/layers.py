@@ -145,7 +145,9 @@ class PassInspection:
         layer = _unmeasured(call, attention, positions)
         matrices = self._matrices(call, attention)
         self.measured.append(MeasuredLayer(layer, request.axes, number, from_first, matrices))
-        self.report_progress(min(1.0, len(self.measured) / self.n_layers), layer.label)
+        n_done = len(self.measured)
+        n_layers = max(n_done, self.n_layers)
+        self.report_progress(f"layer {n_done} of {n_layers}", n_done / n_layers)
 
     @property
     def has_shapes_alone(self) -> bool:

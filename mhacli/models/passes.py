@@ -574,7 +574,7 @@ def require_open(model: nn.Module, by: str) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"{by} needs one torch.nn.Module, not a {type(model).__name__}",
-            hint="mha run --model inspects a checkpoint by its path"
+            hint="AutoModel.from_pretrained of transformers loads a checkpoint"
             if isinstance(model, str)
             else None,
         )

@@ -422,7 +422,7 @@ class CheckpointRun(PassInspection):
         batch = len(self.inputs.sequences)
         self.peak_bytes = 0 if self.has_shapes_alone else self.require_room(batch)
         self.report_progress = report_progress
-        report_progress(0.0, "the first layer")
+        report_progress("the first layer", 0.0)
         with captured(self.model, self.take, batch=batch, heads="joined"):
             outputs = outputs_of(self.model, keywords)
         self.wait()

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 MOST_IDS = 320
 """The most token ids of a small model: those of bytes, and special ones behind them."""
@@ -42,14 +42,8 @@ _KINDS = {
 layers that differ, `numbers` lists them.
 """
 _Part = Mapping[Any, Any]
-
-
-class _Divisors(NamedTuple):
-    """What numbers of heads, widths of heads and numbers of experts are divided by."""
-
-    heads: Fraction
-    d_head: int
-    experts: int
+_Divisors = Mapping[str, Fraction]
+"""What numbers of heads, widths of heads and numbers of experts are divided by, by their kind."""
 
 
 def tiny(config: Any, *, keeps_vocabulary: bool = False) -> Any:
@@ -63,7 +57,7 @@ def tiny(config: Any, *, keeps_vocabulary: bool = False) -> Any:
     outside = sorted(i for i in special if i >= n_ids)
     moved = {i: n_ids - 1 - place % n_ids for place, i in enumerate(outside)}
     by = _divisors(part)
-    narrowing = by.heads * by.d_head
+    narrowing = by["heads"] * by["d_head"]
 
     def change(kind: str, n: int, by: _Divisors) -> Any:
         """A number of a kind in a part with these divisors; widths change alike in all parts."""
@@ -72,15 +66,9 @@ def tiny(config: Any, *, keeps_vocabulary: bool = False) -> Any:
                 return moved.get(n, n)
             case "vocabulary":
                 return min(n, n_ids)
-            case "heads":
-                return max(1, int(n // by.heads))
-            case "d_head" | "rotated":
-                return n // by.d_head
-            case "experts":
-                return max(1, n // by.experts)
             case "width":  # the products of experts need a multiple
                 return -int(-n // (narrowing * _MULTIPLE)) * _MULTIPLE
-        return n
+        return max(1, int(n // by.get(kind, 1)))
 
     return type(config).from_dict(_small(whole, by, change, spread=sqrt(narrowing)))
 
@@ -105,7 +93,7 @@ def _small(
         if isinstance(value, Mapping):
             small[name] = _small(value, by, change, spread=spread)
         elif kind == "factors" and value:
-            small[name] = value[: len(value) // by.d_head]
+            small[name] = value[: int(len(value) // by["d_head"])]
         elif kind == "spread" and value:
             small[name] = value * spread
         else:
@@ -129,8 +117,9 @@ def _divisors(part: _Part) -> _Divisors:
     by_heads = Fraction(_common(heads, min(least // 2, most // _LEAST_HEADS)))
     if _LEAST_HEADS <= least == most:
         by_heads = Fraction(most, _LEAST_HEADS)
-    by_d_head = _common(units, min(d_heads, default=0) // _LEAST_D_HEAD)
-    return _Divisors(by_heads, by_d_head, _common(experts, min(experts, default=0) // 2))
+    by_d_head = Fraction(_common(units, min(d_heads, default=0) // _LEAST_D_HEAD))
+    by_experts = Fraction(_common(experts, min(experts, default=0) // 2))
+    return {"heads": by_heads, "d_head": by_d_head, "rotated": by_d_head, "experts": by_experts}
 
 
 def _common(numbers: Sequence[int], most: int) -> int:

@@ -59,6 +59,10 @@ _TYPES = {
 class Table:
     """A result that converts to a table."""
 
+    def _repr_html_(self) -> str:
+        """The HTML for a notebook."""
+        return renderer().html_of(self)
+
     def columns(self) -> Columns:
         """The columns by name."""
         raise NotImplementedError
@@ -127,7 +131,7 @@ class EffectTable(tuple[Effect, ...], Table):
 
     def columns(self) -> Columns:
         """The columns by name."""
-        return _columns(self, Effect, Effect.__struct_fields__)
+        return columns_of(self, Effect, Effect.__struct_fields__)
 
 
 class HeadTable(tuple[HeadStatistics, ...], Table):
@@ -157,7 +161,7 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
         columns = _statistics(self, ["layer", "attention", "head", *statistics])
         if has_uniform:
             columns |= _statistics([head.uniform or Averages() for head in self], means, "uniform_")
-        columns |= _columns(self, HeadStatistics, [row.field for row in removal_columns(self)])
+        columns |= columns_of(self, HeadStatistics, [row.field for row in removal_columns(self)])
         controls = [head.control for head in self if head.control is not None]
         return columns | (_statistics(controls, statistics, "control_") if controls else {})
 
@@ -165,7 +169,7 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
 def _statistics(rows: Sequence[Averages], names: Sequence[str], prefix: str = "") -> Columns:
     """Statistics and conditions as columns."""
     columns = {
-        prefix + name: column for name, column in _columns(rows, HeadStatistics, names).items()
+        prefix + name: column for name, column in columns_of(rows, HeadStatistics, names).items()
     }
     for index in range(max((len(row.patterns) for row in rows), default=0)):
         columns[f"{prefix}pattern_{index + 1}"] = (
@@ -175,15 +179,15 @@ def _statistics(rows: Sequence[Averages], names: Sequence[str], prefix: str = ""
     return columns
 
 
-def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:
+def columns_of(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:
     """Fields of rows as columns: optional numbers with the type of their values, words and lists as
-    text, which is JSON of lists.
+    text, which is JSON of lists. A row may be None, and then has no values.
     """
     columns, hints = Columns(), get_type_hints(row_type)
     for name in names:
         numbers = {int, float, bool} & {hints[name], *get_args(hints[name])}
         kind = numbers.pop() if numbers and get_origin(hints[name]) is not tuple else str
-        cells = (getattr(row, name) for row in rows)
+        cells = (getattr(row, name, None) for row in rows)
         columns[name] = (
             kind,
             [json.dumps(cell) if isinstance(cell, tuple) else cell for cell in cells],
@@ -290,10 +294,6 @@ class Pattern(Table):
         ]
         return f"<Pattern {' '.join([*numbers, f'batch={self.batch}'])}: {sizes}>"
 
-    def _repr_html_(self) -> str:
-        """The HTML for a notebook."""
-        return renderer().html_of(self)
-
     def columns(self) -> Columns:
         """The columns, by name, of a table with a row per cell."""
         import numpy as np
@@ -338,10 +338,7 @@ def pattern_of_layer(view: LayerView, *, head: int | None, batch: int) -> Patter
     layer, record, arrays = view.inspected.layer, view.record, view.record.arrays
     heads = [each.head for each in record.heads]
     if "pattern" not in arrays:
-        hint = (
-            "mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has"
-            ' keep=("pattern",)'
-        )
+        hint = 'keep=["pattern"] keeps it, with a larger keep_limit= where it is large'
         raise MhaError(
             f"the pattern of layer {layer} is not in the record", hint=hint, code="not-kept"
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
 import zipfile
@@ -24,7 +25,7 @@ from mhacli.io.files import opened, read_up_to
 from mhacli.io.safetensors import NUMPY, TensorFile, read_tensor_header
 from mhacli.settings import DEFAULT_MAX_BYTES, Config
 from mhacli.text.numbers import shown
-from mhacli.text.tokens import Sequences, TokenSequence, places
+from mhacli.text.tokens import Sequences, places, spaced
 
 from .checks import TOLERANCES, SelfCheck
 from .exports import HeadTable
@@ -107,7 +108,7 @@ def _names(axes: str | Sequence[str] | None, array: Array, source: str) -> tuple
             raise UsageError(f"{source} has {array.ndim} axes, {shape}: no weights of attention")
         raise UsageError(
             f"{source} has {array.ndim} axes, {shape}, which may be {' or '.join(readings)}",
-            hint=f"state them: --axes {readings[0]}, in Python axes={readings[0]!r}",
+            hint=f"state them: --axes {readings[0]}",
         )
     axes = axes if isinstance(axes, str) else ",".join(map(str, axes))
     names = tuple(name.strip() for name in axes.split(","))
@@ -152,7 +153,7 @@ def require_weights(stack: Stack, source: str) -> None:
                 kind = "the weight" if len(at) == 4 else "the row"
                 raise MhaError(
                     f"{source}: {kind} at {place} {why.format(numbers[at])}",
-                    hint="--raw, in Python raw=True, shows numbers as they are",
+                    hint="--raw shows numbers as they are",
                     code="not-weights",
                 )
 
@@ -171,17 +172,7 @@ def texts_of_tokens(tokens: Any, batch: int) -> Sequences:
             hint="tokenizer.convert_ids_to_tokens(ids) names the tokens of ids",
         )
     ids = {token: i for i, token in enumerate(dict.fromkeys(t for row in rows for t in row))}
-    return tuple(_text(row, ids) for row in rows)
-
-
-def _text(tokens: Sequence[str], ids: Mapping[str, int]) -> TokenSequence:
-    begins = [0]
-    for token in tokens:
-        begins.append(begins[-1] + len(token) + 1)
-    offsets = tuple(
-        (begin, begin + len(token)) for begin, token in zip(begins, tokens, strict=False)
-    )
-    return TokenSequence(" ".join(tokens), tuple(tokens), tuple(ids[t] for t in tokens), offsets)
+    return tuple(spaced(row, [ids[token] for token in row]) for row in rows)
 
 
 def read_labels(path: str) -> list[Any]:
@@ -396,10 +387,7 @@ def _require_room(n_bytes: int, path: str) -> None:
 def _npy(path: str) -> Array:
     """The array of a file, after its header was tested."""
     with open(path, "rb") as file:
-        file.seek(0, 2)
-        n_bytes = file.tell()
-        file.seek(0)
-        _require_declared(file, n_bytes, path)
+        _require_declared(file, os.path.getsize(path), path)
     array: Array = np.load(path, allow_pickle=False)
     return array
 

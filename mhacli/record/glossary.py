@@ -5,7 +5,8 @@ others, mistakes.toml those of `mha check`. Each file is read once, when the fir
 needed. Screens, legends, tooltips, `mha explain` and docs/READING.md take their words from here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     variant. A mistake has an `effect`, a `wrong` and the `right` expression, and that of torch's
     fused function, `in_torch`, further ones, `forms`, and `advice` in words; a failure of a model
     has an `effect`, and `advice` what to do.
-    `group` is set for `mha explain`.
+    `group` is set for `mha explain`, and so is the `example`, which is computed.
     """
 
     group: str = ""
@@ -45,6 +46,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     in_torch: str = ""
     forms: tuple[str, ...] = ()
     advice: str = ""
+    example: str = ""
 
 
 def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Mapping[str, Word]:
@@ -61,3 +63,20 @@ def tables_of(file: str) -> Mapping[str, Mapping[str, Word]]:
 
     text = Path(__file__).with_name(f"{file}.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, dict[str, Word]])
+
+
+def plain(word: str) -> str:
+    """A word as it is compared: without regard to case, blanks, hyphens and underscores.
+
+    >>> plain("Effective_Keys") == plain("effective keys")
+    True
+    """
+    spaced = word.casefold().replace("−", "-").replace("-", " ").replace("_", " ")
+    return " ".join(spaced.split()) or word
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str | None:
+    """The names that are nearest to an unknown word, as a question; None if none is near."""
+    by_spelling = {plain(name): name for name in names}
+    near = [by_spelling[name] for name in get_close_matches(plain(word), by_spelling)]
+    return f"did you mean {' or '.join(near)}?" if near else None

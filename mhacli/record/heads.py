@@ -16,7 +16,7 @@ from mhacli.errors import UsageError
 from mhacli.settings import SINK_SHARE, SINK_TOKENS
 
 from .checks import Check
-from .glossary import Word, words_of
+from .glossary import Word, did_you_mean, plain, words_of
 
 Kind = Literal[
     "previous-token",
@@ -319,11 +319,9 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
     """The nearest type of a mixed head with its excess; None if none is near."""
     excess = _excesses(head)
     nearest = max(excess, key=lambda kind: excess[kind])
-    return (
-        (nearest, excess[nearest])
-        if head.kind == "mixed" and excess[nearest] >= WORTH_NAMING
-        else None
-    )
+    if head.kind != "mixed" or excess[nearest] < WORTH_NAMING:
+        return None
+    return nearest, excess[nearest]
 
 
 def where_possible(name: str) -> str:
@@ -339,11 +337,8 @@ def _excesses(head: HeadStatistics) -> dict[Kind, float]:
             if kind not in head.positional and n_possible >= LEAST_COPY_QUERIES:
                 name = where_possible(name)
             weight, uniform = (getattr(means, name, None) for means in (head, head.uniform))
-            if (
-                weight is None or uniform is None or uniform > 1 - _ROUNDING
-            ):  # no room for an excess
-                excesses[kind] = 0.0
-            else:
+            excesses[kind] = 0.0
+            if weight is not None and uniform is not None and uniform <= 1 - _ROUNDING:
                 excesses[kind] = min(1.0, (weight - uniform) / (1 - uniform))
     return excesses
 
@@ -359,18 +354,25 @@ SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in _COLUMNS),
 
 
 def require_order(sort: str) -> tuple[str, bool]:
-    """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for
-    others than `SORTS`.
+    """The sort key and whether it ascends. A key is a field, or the heading or the name of its
+    column. Raises `UsageError` for others.
     """
     word, colon, direction = sort.partition(":")
-    headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in _COLUMNS}
-    name = headings.get(word, word)
+    of_columns = {
+        spelling.format(sink_tokens=SINK_TOKENS): row.field
+        for row in _COLUMNS
+        for spelling in (row.words.heading, row.words.name)
+        if spelling
+    }
+    fields = {"type": "kind", **of_columns, **{name: name for name in SORTS}}
+    name = {plain(spelling): field for spelling, field in fields.items()}.get(plain(word), word)
     # the name in tables of Python and JSON, and the heading
     name = re.sub("^(pattern_|p)(?=[0-9])", CONDITION, name)
     is_condition = re.fullmatch(f"{CONDITION}[1-9][0-9]?", name) is not None
     if not (name in SORTS or is_condition) or direction not in (("up", "down") if colon else ("",)):
         known = f"one of {', '.join(SORTS)}, where2 …, alone or with :up or :down"
-        raise UsageError(f"--sort {shlex.quote(sort[:40])} is not {known}")
+        hint = did_you_mean(word, fields)
+        raise UsageError(f"--sort {shlex.quote(sort[:40])} is not {known}", hint=hint)
     return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
 
 

@@ -121,6 +121,18 @@ class Record(Shown):
         object.__setattr__(self, "heads", HeadTable(self.heads))
         object.__setattr__(self, "effects", EffectTable(self.effects))
 
+    @property
+    def words_of_random(self) -> str:
+        """What is said of random weights, or of the random embedding of a layer; empty for those of
+        a file and for a module of the user.
+        """
+        if self.model is not None:
+            return self.model.words_of_random
+        if self.random_embedding:
+            return words_of_random(self.config.seed, what="embedding of tokens")
+        is_drawn = self.weights is None and self.module is None
+        return words_of_random(self.config.seed if is_drawn else None)
+
     def __repr__(self) -> str:
         """One line on what was inspected."""
         model = ""
@@ -450,13 +462,13 @@ class Generated(Struct, frozen=True):
     repeated: int
 
 
-def words_of_random(seed: int | None, *, is_tiny: bool = False) -> str:
-    """What is said of weights that were drawn for a config without any, or for a shrunk one; empty
-    for weights of a file.
+def words_of_random(seed: int | None, *, what: str = "weights", is_tiny: bool = False) -> str:
+    """What is said of weights, or of `what` else, that were drawn from the seed, also for a shrunk
+    config; empty for those of a file.
     """
     if seed is None:
         return ""
-    return f"{'tiny, ' if is_tiny else ''}random weights, seed {seed}: nothing was learned"
+    return f"{'tiny, ' if is_tiny else ''}random {what} (seed {seed})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,12 +505,13 @@ class Model:
         """Its path, and whether its weights are not those of the file."""
         is_widened = self.path.lower().endswith(".gguf")
         words = "dequantized" if is_widened else self.words_of_random
-        return f"{self.path} ({words})" if words else self.path
+        return f"{self.path} · {words}" if words else self.path
 
     @property
     def words_of_random(self) -> str:
         """What is said of random weights; empty for weights of a file."""
-        return words_of_random(self.random_weights, is_tiny=self.tiny)
+        words = words_of_random(self.random_weights, is_tiny=self.tiny)
+        return f"{words}: nothing was learned" if words else ""
 
 
 @dataclass(frozen=True, slots=True)

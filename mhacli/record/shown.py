@@ -5,6 +5,8 @@ itself.
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from mhacli.errors import screen_in_python
+
 View = TypeVar("View", bound=Callable[..., Any])
 
 
@@ -55,6 +57,9 @@ class Shown:
     def _repr_html_(self) -> str:
         """The HTML for a notebook."""
         return renderer().html_of(self)
+
+    in_python = staticmethod(screen_in_python)
+    """The words of its view for Python."""
 
     def view(self, screen: Any) -> Any:
         """What its command prints on a screen."""

@@ -66,7 +66,7 @@ def load_late(path: str) -> Record:
     try:
         record = replace(record, config=record.config.resolved())
     except UsageError as fault:
-        raise bad_file(file.path, f"{file.path}: {fault.message}") from None
+        raise bad_file(file.path, f"{file.path}: {fault.typed_message}") from None
     readers = {
         name: cache(partial(load_array, file, name, sums.get(name)))
         for name in sums or file.tensors

@@ -8,19 +8,22 @@ github.com/jupyter/nbviewer/issues/450.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-from mhacli.record.exports import Pattern
+from mhacli.record.exports import Pattern, Table
 from mhacli.record.record import EffectRecord, Record, is_a
 from mhacli.record.shown import Shown
-from mhacli.text.numbers import shown
+from mhacli.text.numbers import Unit, shown
 
+from .base import doc
 from .base.format import fitted, type_text
 from .base.options import Scale, Screen, ViewOptions
 from .base.selection import drawable_heads, scale_of, usual_scale
+from .checkpoint.effect import effect_view
 from .figures.svg import Piece, document, picture, printed
 from .heads.head_map import HeadMap, cell_map, grid_of, head_map
 from .page.document import most_certain, page
@@ -35,6 +38,7 @@ from .page.elements import (
     text,
     whole,
 )
+from .page.elements import table as rows_and_columns
 from .page.tables import effect_pictures, legend
 from .page.tables import grid as grid_table
 from .run.view import record_views
@@ -46,25 +50,30 @@ _OPTIONS = ViewOptions(view="none")
 _ELSEWHERE = "record.page() shows every head, record.pattern(layer=…, head=…) one of them"
 _MOST_CELLS = 24
 """The most cells of a matrix per side before pooling."""
+_MOST_ROWS = 40
+"""The most rows of a table."""
+_UNITS: Mapping[type, Unit] = {int: "integer", float: "number"}
 _NAME = 12
 """The widest name of a row or column."""
 
 
-def html_of(result: Shown | Pattern) -> str:
+def html_of(result: Shown | Table) -> str:
     """The HTML of a result."""
     if isinstance(result, Pattern):
         return pattern_html(result)
+    if isinstance(result, Table):
+        return table_html(result)
     if isinstance(result, Record):
         return record_html(result)
-    return fragment([("the report", terminal_part([result.view(_SCREEN)]))])
+    return fragment([("the report", terminal_part([result.view(_SCREEN)], result))])
 
 
 def views_of(result: Shown, width: int, *, colour: bool) -> Iterator[RenderableType]:
     """The parts of the terminal view of a result."""
     screen = Screen(width, colour)
     if isinstance(result, Record):
-        return record_views(result, ViewOptions(), screen)
-    return iter([result.view(screen)])
+        return (InPython(view, result) for view in record_views(result, ViewOptions(), screen))
+    return iter([InPython(result.view(screen), result)])
 
 
 def page_of(record: Record) -> str:
@@ -76,9 +85,11 @@ def record_html(record: Record) -> str:
     """What the terminal shows of a record, with its effects as coloured tables, or with the head of
     the largest excess.
     """
-    parts = [("what mha show prints", terminal_part(record_views(record, _OPTIONS, _SCREEN)))]
     if is_a(record, EffectRecord) and record.effect.verified.ok:
-        return fragment([("the pictures of effects", joined(effect_pictures(record))), *parts])
+        words = effect_view(record, _OPTIONS, _SCREEN, has_map=False)
+        pictures = joined(effect_pictures(record))
+        return fragment([("the pictures", pictures), ("the tables", terminal_part(words, record))])
+    parts = [("the tables", terminal_part(record_views(record, _OPTIONS, _SCREEN), record))]
     heads = drawable_heads(record, _OPTIONS)
     if heads:
         head = heads[most_certain(heads)]
@@ -97,6 +108,19 @@ def pattern_html(pattern: Pattern) -> str:
     cells = cell_map(pattern.query_tokens, pattern.key_tokens, pattern.values, pattern.allowed)
     title = f"layer {pattern.layer} · head {pattern.head}"
     return fragment([("the matrix", _matrix(cells, usual_scale([pattern.key_tokens]), title))])
+
+
+def table_html(table: Table) -> str:
+    """The first rows of a table, and its columns that have a value."""
+    units = {
+        name: _UNITS.get(kind, "word")
+        for name, (kind, values) in table.columns().items()
+        if any(value is not None for value in values)
+    }
+    rows = table.to_dicts()
+    title = f"{_MOST_ROWS} of {len(rows)} rows" if len(rows) > _MOST_ROWS else ""
+    content = doc.Table(doc.fields(units), rows, title=title, most=_MOST_ROWS)
+    return fragment([("the table", rows_and_columns(content))])
 
 
 def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
@@ -170,9 +194,22 @@ _FRAME = 500
 """Bytes for the element and for the list of omitted parts."""
 
 
-def terminal_part(views: Iterable[RenderableType]) -> Html:
-    """A terminal view, unchanged."""
-    return joined(preformatted(view, COLUMNS) for view in views)
+def terminal_part(views: Iterable[RenderableType], result: Shown) -> Html:
+    """A terminal view of a result, which names parameters of Python."""
+    return joined(preformatted(InPython(view, result), COLUMNS) for view in views)
+
+
+@dataclass(frozen=True)
+class InPython:
+    """A terminal view of a result, in which options have the names of parameters."""
+
+    view: RenderableType
+    result: Shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """The parts of the view."""
+        for part in console.render(self.view, options):
+            yield part if part.is_control else part._replace(text=self.result.in_python(part.text))
 
 
 # ------------------------------------------------------------------------------------------ reports

@@ -23,8 +23,11 @@ def align(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[list[Part], bool]:
     They are unless difflib needs more than `MOST_STEPS`. Then, between the common beginning and the
     common end, tokens at the same position are compared.
 
-    >>> align(("the", "cat", "sat"), ("the", "dog", "sat"))[0] [(range(0, 1), range(0, 1), True),
-    (range(1, 2), range(1, 2), False), (range(2, 3), range(2, 3), True)]
+    >>> for part in align(("the", "cat", "sat"), ("the", "dog", "sat"))[0]:
+    ...     print(*part)
+    range(0, 1) range(0, 1) True
+    range(1, 2) range(1, 2) False
+    range(2, 3) range(2, 3) True
     """
     shorter = min(len(a), len(b))
     first = next((n for n in range(shorter) if a[n] != b[n]), shorter)

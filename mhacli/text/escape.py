@@ -12,7 +12,6 @@ _INVISIBLE = {
 }
 _OURS = "␣◌\\\n"
 """Signs of escapes, and breaks of lines, which text has from here. In data they are escaped too."""
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
 def visible(text: str) -> str:
@@ -64,13 +63,11 @@ def without_surrogates(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _visible_character(character: str) -> str:
-    if character in _SHORT:
-        return _SHORT[character]
     point = ord(character)
     if 0xDC80 <= point <= 0xDCFF:  # Python's encoding of an undecodable byte
         return f"\\x{point - 0xDC00:02x}"
     if character.isprintable() and point not in _INVISIBLE and character not in _OURS:
         return character
-    if point < 0x80:
-        return f"\\x{point:02x}"
+    if character.isascii():
+        return character.encode("unicode_escape").decode()
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"

@@ -120,11 +120,6 @@ def _bad(
 # ---------------------------------------------------------------------------- documents of a corpus
 
 CORPUS = "Corpus"
-_FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
-_COLUMN = (
-    "Read Parquet (needs pyarrow), .csv or .tsv, and take the text from this column. (default:"
-    " text)"
-)
 DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of tables that hold the text."""
 _KINDS = {
@@ -178,10 +173,21 @@ class CorpusFormat:
     """
 
     field: str | None = setting(
-        None, CORPUS, _FIELD, metavar="NAME", common=True, excludes=("column", "lines")
+        None,
+        CORPUS,
+        "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)",
+        metavar="NAME",
+        common=True,
+        excludes=("column", "lines"),
     )
     column: str | None = setting(
-        None, CORPUS, _COLUMN, metavar="NAME", common=True, excludes=("lines",)
+        None,
+        CORPUS,
+        "Read Parquet (needs pyarrow), .csv or .tsv, and take the text from this column. (default:"
+        " text)",
+        metavar="NAME",
+        common=True,
+        excludes=("lines",),
     )
     lines: bool = setting(False, CORPUS, "Treat each line of a file as a sequence.", common=True)
     max_docs: int | None = setting(
@@ -233,7 +239,7 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
                 try:
                     yield Document(file, place, text_of(raw))
                 except MhaError as fault:
-                    yield Document(file, place, reason=fault.message)
+                    yield Document(file, place, reason=fault.typed_message)
 
     return islice(read_documents(), form.max_docs)
 

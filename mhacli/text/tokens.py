@@ -127,9 +127,13 @@ def behind(n: int, text: TokenSequence) -> TokenSequence:
     return TokenSequence("", tokens, (-1,) * n + text.ids, ((0, 0),) * len(tokens))
 
 
+def spaced(tokens: Sequence[str], ids: Sequence[int]) -> TokenSequence:
+    """A sequence of tokens without a text of their own: theirs has a blank between them."""
+    ends = accumulate((len(token) + 1 for token in tokens), initial=0)
+    spans = tuple((start, end - 1) for start, end in pairwise(ends))
+    return TokenSequence(" ".join(tokens), tuple(tokens), tuple(ids), spans)
+
+
 def named_by_ids(ids: Sequence[int]) -> TokenSequence:
     """A sequence whose ids alone are known; each id is its token's text."""
-    names = tuple(map(str, ids))
-    ends = list(accumulate((len(name) + 1 for name in names), initial=0))
-    spans = tuple((start, end - 1) for start, end in pairwise(ends))
-    return TokenSequence(" ".join(names), names, tuple(ids), spans)
+    return spaced([*map(str, ids)], ids)

@@ -107,7 +107,7 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
         )
         return candidate if is_same else None
 
-    return first_that_works((attention, second), with_rows, built.tried) or attention
+    return first_that_works((attention, second), with_rows, built.tried.note) or attention
 
 
 def with_own_heads(attention: UserAttention) -> UserAttention:
@@ -123,7 +123,8 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
 
     def by_head(call: tuple[CallSizes, AxisNames]) -> UserAttention | None:
         candidate = with_output(replace(attention, sizes=call[0], axes=call[1]))
-        inputs, drawer = random_inputs(candidate), candidate.drawer(1)
+        inputs = random_inputs(candidate)
+        drawer = candidate.drawer(1)
         out = candidate(inputs, seed=0)
         alone = candidate(inputs.map(lambda rows: rows[:, -1:]), seed=0)
         same, last = (candidate(drawer.replaced(inputs, n - 1), seed=0) for n in inputs.lengths[1:])
@@ -132,7 +133,7 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
         is_own = alone.shape == out[:, -1:].shape and _equals(alone, out[:, -1:])
         return candidate if is_own and reads_all else None
 
-    return first_that_works(calls, by_head, attention.built.tried) or attention
+    return first_that_works(calls, by_head, attention.built.tried.note) or attention
 
 
 # -------------------------------------------------------------------------------------------- masks
@@ -141,7 +142,7 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
 def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm]) -> Iterator[MaskForm]:
     """The forms that the call takes, each with whether it hides a key."""
     return those_that_work(
-        forms, lambda form: form._replace(hides=hides(attention, form)), attention.built.tried
+        forms, lambda form: form._replace(hides=hides(attention, form)), attention.built.tried.note
     )
 
 
@@ -155,7 +156,8 @@ def hides(attention: UserAttention, form: MaskForm | None) -> bool:
     if k_len < 2:
         raise Unreadable("a text of one token has no key to hide")
     hidden = k_len - 1 if form is None or form.kind == "lengths" else 1
-    inputs, keep = attention.drawer(0).replaced(alike, hidden), torch.arange(k_len) != hidden
+    inputs = attention.drawer(0).replaced(alike, hidden)
+    keep = torch.arange(k_len) != hidden
     if form is not None and form.is_padding:
         inputs = inputs._replace(real=keep.expand(batch, k_len))
     elif form is not None:

@@ -94,7 +94,7 @@ def output_in(
         if tensor.is_floating_point() and fits(tensor.shape, axes, sizes)
     ]
     best = min(found, key=lambda each: each[0], default=None)
-    return best and best[1:]
+    return None if best is None else best[1:]
 
 
 def fits(shape: Sequence[int], axes: AxisNames, sizes: CallSizes) -> bool:
@@ -132,7 +132,8 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
         raise Unreadable(f"{', '.join(have)} cannot be {', '.join(want)}, got {list(tensor.shape)}")
     missing = [axis for axis in want if axis not in have]
     extra = [axis for axis in have if axis not in want]
-    tensor, have = tensor[(..., *[None] * len(missing))], (*have, *missing)
+    tensor = tensor[(..., *[None] * len(missing))]
+    have = (*have, *missing)
     return tensor.permute([have.index(axis) for axis in (*want, *extra)]).flatten(len(want) - 1)
 
 
@@ -150,7 +151,8 @@ def laid_out(parts: Sequence[Tensor], have: AxisNames, want: AxisNames) -> Tenso
     `token`, behind the first token alone.
     """
     want = axes_for(parts, want)
-    tensor, have = torch.stack([*parts], -1), (*have, "part")
+    tensor = torch.stack([*parts], -1)
+    have = (*have, "part")
     if "token" not in want:
         return rearranged(tensor, have, want)
     dim = want.index("token")

@@ -5,26 +5,25 @@ which are reported.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import enum
 import functools
 import inspect
-import itertools
 import os
 import random
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice, product
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
@@ -34,25 +33,24 @@ from .copies import copied, deep_copy
 from .door import (
     NO_ANSWER,
     Attempt,
-    AttemptLog,
+    AttemptsInWords,
     UserRaised,
     call_user,
     first_that_works,
     for_user,
     on_behalf,
     ours,
-    plainly,
 )
 from .faults import is_user_file, shown_path, user_code_error
-from .foreign import attention_within, change_tensors, uncompiled
+from .foreign import FunctionMode, change_tensors, uncompiled
 from .names import source_of
 from .process import Stage, no_stage
 from .roles import ROWS, role_of, role_of_last, signature, signature_of
 from .target import INTERPRET, TargetRequest, find_target, imports_triton, main_part, source_file
 
 T = TypeVar("T")
-_EMPTY: Final = inspect.Parameter.empty
-_MOST_LISTED: Final = 40
+_EMPTY = inspect.Parameter.empty
+_MOST_LISTED = 40
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,18 @@ class Built:
     guesses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     file: str | None = None
     stage: Stage = no_stage
-    tried: AttemptLog = dataclasses.field(default_factory=AttemptLog)
+    tried: AttemptsInWords = dataclasses.field(default_factory=AttemptsInWords)
     unset: tuple[str, ...] = ()
 
     @property
     def module(self) -> nn.Module | None:
         """What is called, if it is a module."""
         return self.call if isinstance(self.call, nn.Module) else None
+
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules in it by name, itself first; none if it is no module."""
+        return {} if self.module is None else dict(self.module.named_modules())
 
     @property
     def weight_shapes(self) -> list[torch.Size]:
@@ -92,7 +95,6 @@ class Built:
                 weights += part.parameters()
             elif isinstance(part, Tensor):
                 weights.append(part)
-        is_lazy = nn.parameter.is_lazy
         return [each.shape for each in weights if not is_lazy(each) and each.ndim > 1]
 
     @property
@@ -110,8 +112,8 @@ class Built:
     @property
     def n_ids(self) -> int:
         """The fewest ids that an embedding in it knows; 0 without one."""
-        parts = [] if self.module is None else [*self.module.modules()]
-        sizes = [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+        tables = (part for part in self.parts.values() if isinstance(part, nn.Embedding))
+        sizes = [table.num_embeddings for table in tables]
         return min((size for size in sizes if size > 1), default=0)
 
     def refusal(self, message: str, hint: str | None = None) -> MhaError:
@@ -185,6 +187,11 @@ def _applied(thing: Any) -> Any:
     return apply
 
 
+def is_of_torch(part: object) -> bool:
+    """Whether its class is one of torch's."""
+    return type(part).__module__.startswith("torch.")
+
+
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
     """Whether a function builds attention: its annotation returns a module, or no parameter takes
     token vectors. Parameters set with `--arg` do not count.
@@ -247,7 +254,8 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         definition = thing
         if not inspect.isclass(thing):
             definition = instance if inspect.isroutine(instance) else type(instance)
-        built, reasons = _built(instance, definition, request), arguments.reasons()
+        built = _built(instance, definition, request)
+        reasons = arguments.reasons()
         shown = _shown_arguments(thing, values, {*given, *reasons})
         return replace(
             built,
@@ -258,17 +266,18 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
             unset=unset,
         )
 
-    built = first_that_works(_arguments_to_try(thing, request, given, tried), build, tried)
+    built = first_that_works(_arguments_to_try(thing, request, given, tried), build, tried.append)
     if built is None:
         failure = tried[-1].failure
         if isinstance(failure, UserRaised):
             raise _build_error(thing, request, failure.fault) from failure.fault
         raise failure
-    built.tried.extend(tried)
+    for each in tried:
+        built.tried.note(each)
     return built
 
 
-@contextlib.contextmanager
+@contextmanager
 def _nan_where_unset() -> Iterator[None]:
     """A context in which memory that nothing sets, as of `torch.empty`, holds NaN, instead of what
     stood there before.
@@ -541,7 +550,8 @@ class NoGuess(MhaError):
         message = f"{target} needs a value for {names}, which mha cannot guess from the name"
         hint = "name a function without arguments that builds it"
         super().__init__(message, hint=hint, code="argument")
-        self.target, self.words = target, words
+        self.target = target
+        self.words = words
 
     def with_values(self, request: TargetRequest, takes: Callable[[Built], object]) -> MhaError:
         """The error with values in its hint, with which the code is built and not refused by
@@ -554,9 +564,9 @@ class NoGuess(MhaError):
             return as_typed("--arg", given)
 
         tried = list[Attempt]()
-        values = [*itertools.islice(itertools.product(*self.words.values()), _MOST_VALUES**2)]
+        values = [*islice(product(*self.words.values()), _MOST_VALUES**2)]
         values.sort(key=lambda each: len({*each}), reverse=True)  # a width is no number of heads
-        found = first_that_works(values[:_MOST_VALUES], typed, tried)
+        found = first_that_works(values[:_MOST_VALUES], typed, tried.append)
         if found is not None:
             hint = f"for example {found}; or {self.hint}"
             return MhaError(self.message, hint=hint, code=self.code)
@@ -566,9 +576,9 @@ class NoGuess(MhaError):
         return self if is_same else NoGuess(self.target, words).with_values(request, takes)
 
 
-_MOST_VALUES: Final = 60
-_SIZES: Final = ("64", "4", "0.1", "True", "relu", "(4, 4)")
-_TENSORS: Final = ("torch.ones(8)", "torch.ones(64)", "torch.ones(64, 64)")
+_MOST_VALUES = 60
+_SIZES = ("64", "4", "0.1", "True", "relu", "(4, 4)")
+_TENSORS = ("torch.ones(8)", "torch.ones(64)", "torch.ones(64, 64)")
 
 
 def as_typed(option: str, given: Iterable[tuple[str, str]]) -> str:
@@ -578,7 +588,8 @@ def as_typed(option: str, given: Iterable[tuple[str, str]]) -> str:
 
 def _words_for(name: str, thing: Any, annotation: object = None) -> list[str]:
     """What may be typed for an argument, the likeliest first by how the code uses it."""
-    source, called = source_of(thing), _called(name, source_of(thing))
+    source = source_of(thing)
+    called = _called(name, source)
     words = [*_SIZES, *_TENSORS, "nn.LayerNorm", "nn.LayerNorm(64)", "nn.GELU()"]
     if annotation is Tensor:
         words.sort(key=lambda word: word not in _TENSORS)
@@ -599,10 +610,12 @@ def _words_for(name: str, thing: Any, annotation: object = None) -> list[str]:
 
 def _called(name: str, source: str) -> set[str]:
     """What the code calls of an argument and of the attributes that keep it."""
-    nodes, kept = [*ast.walk(ast.parse(source))], {name}
+    nodes = [*ast.walk(ast.parse(source))]
+    kept = {name}
     for node in nodes:
         if isinstance(node, ast.Assign):
-            to, value = node.targets[0], node.value
+            to = node.targets[0]
+            value = node.value
             pairs = [(to, value)]
             if isinstance(to, ast.Tuple) and isinstance(value, ast.Tuple):
                 pairs = [*zip(to.elts, value.elts, strict=False)]
@@ -615,7 +628,8 @@ def _parts_beside(thing: Any, name: str) -> tuple[list[type[nn.Module]], list[ty
     an argument does, and the rest.
     """
     words = [word[:4] for word in name.replace("attn", "attention").split("_") if len(word) > 2]
-    named, rest = list[type[nn.Module]](), list[type[nn.Module]]()
+    named = list[type[nn.Module]]()
+    rest = list[type[nn.Module]]()
     for cls in names_beside(thing).values():
         is_part = inspect.isclass(cls) and issubclass(cls, nn.Module) and cls is not thing
         if is_part and cls.__module__ == thing.__module__:
@@ -650,21 +664,21 @@ def _part_for(
         for key, each in parameters_of(cls).items()
         if each.default is _EMPTY and (role := role_of(key)) in usual
     }
-    with contextlib.suppress(*NO_ANSWER):
+    with suppress(*NO_ANSWER):
         arguments = _arguments(cls, own, request, f"{path}{name}.")
         return Guess(call_user(call_user(cls, **arguments.values()).eval), reason)
     return None
 
 
-_DEEPEST: Final = 2
+_DEEPEST = 2
 """Parts in parts that are made."""
 
 
-_OF_GROUPS: Final = 64
+_OF_GROUPS = 64
 """A width that the usual 32 groups of a norm divide."""
-_WIDE: Final = 1024
+_WIDE = 1024
 """The least default width in whose place a narrow one is used, because calls would be slow."""
-_ROOM: Final[Mapping[str | None, Guess]] = {
+_ROOM: Mapping[str | None, Guess] = {
     "n_texts": Guess(8, "fewer"),
     "context_length": Guess(512, "shorter"),
 }
@@ -711,7 +725,7 @@ def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
 # ------------------------------------------------------------------------------------------ configs
 
 
-_UNLIKE_CONFIGS: Final = (
+_UNLIKE_CONFIGS = (
     "builtins",
     "inspect",
     "typing",
@@ -721,6 +735,7 @@ _UNLIKE_CONFIGS: Final = (
     "pathlib",
     "omegaconf",
 )
+"""The modules whose classes are no configs."""
 
 
 class UnknownField(AttributeError, KeyError):
@@ -838,7 +853,7 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
             origin = "guessed"
         elif name in built.given:
             origin = "given"
-        is_part = isinstance(value, nn.Module)
+        is_part = isinstance(value, nn.Module)  # its repr is code of the user's
         shown = f"{type(value).__name__}(…)" if is_part else f"{value!r:.80}"
         arguments.append(Argument(name, shown, origin, built.guesses.get(name, "")))
     return tuple(arguments)
@@ -847,7 +862,7 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
 # ------------------------------------------------------------------------------------- typed values
 
 
-_VALUES: Final[Mapping[str, object]] = {"true": True, "false": False, "none": None, "null": None}
+_VALUES: Mapping[str, object] = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_value(text: str, thing: object = None) -> object:
@@ -862,7 +877,7 @@ def parse_value(text: str, thing: object = None) -> object:
     if word.lower() in _VALUES:
         return _VALUES[word.lower()]
     for read in (ast.literal_eval, float):  # inf and nan are no literals
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return read(word)
     names = names_beside(thing)
     if word.startswith(("torch.", "nn.")) or _is_code(word, names):
@@ -906,7 +921,7 @@ def _set_by_main(module: ModuleType | None) -> frozenset[str]:
 
 
 def _names_in(statements: Iterable[ast.stmt]) -> list[ast.Name]:
-    nodes = itertools.chain.from_iterable(map(ast.walk, statements))
+    nodes = chain.from_iterable(map(ast.walk, statements))
     return [node for node in nodes if isinstance(node, ast.Name)]
 
 
@@ -914,14 +929,15 @@ def _sizes_of_main(thing: object, given: Mapping[str, Any]) -> dict[str, Any]:
     """What only the main part of a script sets, as it is given or as its lines without calls have
     it. The module has it from now on.
     """
-    module, found = inspect.getmodule(thing), dict[str, Any]()
+    module = inspect.getmodule(thing)
+    found = dict[str, Any]()
     names = _set_by_main(module)
     if module is None or not names:
         return {}
     for statement in main_part(module.__file__ or "")[0]:
         calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
         if isinstance(statement, ast.Assign) and not any(calls):
-            with contextlib.suppress(UserRaised):
+            with suppress(UserRaised):
                 call_user(exec, ast.unparse(statement), vars(module), found)
         found |= {name: given[name] for name in names if name in given}
     sizes = {name: value for name, value in found.items() if name in names}
@@ -932,9 +948,9 @@ def _sizes_of_main(thing: object, given: Mapping[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- usual values
 
 
-_D_HEAD: Final = 8
+_D_HEAD = 8
 """Even for rotary positions, and large enough to distinguish their column pairings."""
-_HEADS: Final = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18, 24, 32, 2, 1)
+_HEADS = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18, 24, 32, 2, 1)
 """Numbers of heads, those first that differ from other sizes."""
 
 
@@ -1008,10 +1024,12 @@ def _n_heads(
     n_groups = n_kv_heads or 1
     heads = [n for n in _HEADS if n % n_groups == 0 and (width or n) % n == 0] or [3 * n_groups]
 
-    def faults(n: int) -> tuple[bool, bool, bool, bool]:
+    def faults(n: int) -> tuple[bool, ...]:
         d = width // n if width else d_head or _D_HEAD
-        is_prime = all(n % divisor for divisor in range(2, n))
-        return d < 4 or n < 3, is_grouped and is_prime, n in (d, n_kv_heads), d % 2 != 0
+        is_small = d < 4 or n < 3
+        has_no_groups = is_grouped and all(n % divisor for divisor in range(2, n))
+        is_like_another = n in (d, n_kv_heads)
+        return is_small, has_no_groups, is_like_another, d % 2 != 0  # the worst first
 
     return min(heads, key=faults)
 
@@ -1019,13 +1037,13 @@ def _n_heads(
 # ------------------------------------------------------------------------ seeds, dropout and copies
 
 
-@contextlib.contextmanager
+@contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seeds the generators of torch and Python inside the block and restores their state
     afterwards.
     """
     is_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if is_cuda else []), contextlib.ExitStack() as after:
+    with torch.random.fork_rng([device] if is_cuda else []), ExitStack() as after:
         after.callback(random.setstate, random.getstate())
         if is_cuda:
             torch.manual_seed(seed)
@@ -1035,15 +1053,11 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-class WithoutDropout(TorchFunctionMode):
+class WithoutDropout(FunctionMode):
     """Lets torch's functions of dropout return their input."""
 
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a function returns where nothing is dropped."""
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            return on_behalf(attention_within, self, *args, **kwargs)
         if "dropout" in getattr(func, "__name__", "") and (args or "input" in kwargs):
             tensor = args[0] if args else kwargs["input"]
             if func is torch.native_dropout:
@@ -1074,7 +1088,7 @@ def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) 
     modules = [root for root in roots if isinstance(root, nn.Module)]
     for module in modules:
         call_user(change_tensors, module, change)
-    parts = itertools.chain([call], *(module.modules() for module in modules))
+    parts = chain([call], *(module.modules() for module in modules))
     for part in {id(part): part for part in parts}.values():
         for name, value in list(getattr(part, "__dict__", {}).items()):
             if isinstance(value, Tensor):

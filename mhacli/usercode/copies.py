@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ def deep_copy(obj: T) -> T:
                 made: T = call_user(copy.deepcopy, obj, dict(shared))
             return made
         except UserRaised as raised:
-            fault, part = raised.fault, part_being_copied(raised.fault)
+            fault = raised.fault
+            part = part_being_copied(raised.fault)
             is_whole = part is obj or isinstance(part, nn.Module | nn.Parameter)
             if is_whole or isinstance(fault, RecursionError):
                 raise
@@ -56,7 +57,8 @@ def copied(obj: T) -> T:
 def _copied_function(function: FunctionType, memo: Memo) -> FunctionType:
     if not _holds_parts(function):
         return function
-    names, parts = function.__globals__, _global_parts(function)
+    names = function.__globals__
+    parts = _global_parts(function)
     made = FunctionType(
         function.__code__,
         {**names, **copy.deepcopy(parts, memo)} if parts else names,
@@ -89,7 +91,7 @@ def _copied_reference(reference: Any, memo: Memo) -> Any:
     return reference if target is None else weakref.ref(target)
 
 
-_COPIERS: Final[dict[type, Callable[[Any, Memo], Any]]] = {
+_COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     FunctionType: _copied_function,
     CellType: _copied_cell,
     MethodType: lambda method, memo: MethodType(
@@ -105,7 +107,8 @@ _COPIERS: Final[dict[type, Callable[[Any, Memo], Any]]] = {
 
 def _holds_parts(value: Any) -> bool:
     """Whether a module or a tensor is reached from an object."""
-    seen, left = set[int](), [value]
+    seen = set[int]()
+    left = [value]
     while left:
         each = left.pop()
         if isinstance(each, nn.Module | Tensor):
@@ -155,7 +158,9 @@ def unchanged(obj: object) -> Iterator[None]:
 
 def _putting_back(tensor: Tensor) -> Callable[[], None]:
     """A function that gives a tensor and its gradient back what they have now."""
-    data, numbers, needs_grad = tensor.data, tensor.detach().clone(), tensor.requires_grad
+    data = tensor.data
+    numbers = tensor.detach().clone()
+    needs_grad = tensor.requires_grad
     gradient = tensor.grad
     put_gradient_back = None if gradient is None else _putting_back(gradient)
 

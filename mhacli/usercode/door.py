@@ -12,9 +12,9 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from mhacli.errors import MhaError, lacks_memory
 
@@ -54,7 +54,7 @@ class Unreadable(MhaError):
         super().__init__(message, **{"code": "cannot-examine", **more})
 
 
-NO_ANSWER: Final = (UserRaised, MhaError)
+NO_ANSWER = (UserRaised, MhaError)
 """What ends an attempt with foreign code: anything else is a bug of mha."""
 
 
@@ -73,48 +73,41 @@ class FailedAttempt:
     error: str
 
 
-@dataclass(frozen=True)
-class AttemptLog:
+class AttemptsInWords(list[FailedAttempt]):
     """Attempts that failed, in words: it holds nothing of the calls, such as their tensors."""
 
-    attempts: list[FailedAttempt] = field(default_factory=list)
-
-    def append(self, attempt: Attempt) -> None:
+    def note(self, attempt: Attempt) -> None:
         """Adds an attempt. A candidate describes itself, or is a text or a number."""
         what = getattr(attempt.candidate, "described", attempt.candidate)
-        self.attempts.append(FailedAttempt(str(what), str(attempt.failure)))
-
-    def extend(self, attempts: Iterable[Attempt]) -> None:
-        """Adds attempts in their order."""
-        for attempt in attempts:
-            self.append(attempt)
+        self.append(FailedAttempt(str(what), str(attempt.failure)))
 
 
-Log = list[Attempt] | AttemptLog
-"""Takes the attempts that failed."""
+Log = Callable[[Attempt], None]
+"""Takes an attempt that failed."""
 
 
 def those_that_work(
-    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log
+    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log | None = None
 ) -> Iterator[T]:
-    """What the attempts give that neither fail nor give None. The log gets the candidates that
-    failed, in order.
+    """What the attempts give that neither fail nor give None. The log, if there is one, gets the
+    candidates that failed, in order.
     """
     for candidate in candidates:
         try:
             found = attempt(candidate)
         except NO_ANSWER as failure:
-            log.append(Attempt(candidate, failure))
+            if log is not None:
+                log(Attempt(candidate, failure))
         else:
             if found is not None:
                 yield found
 
 
 def first_that_works(
-    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log
+    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log | None = None
 ) -> T | None:
-    """What the first attempt gives that neither fails nor gives None; None without one. The log
-    gets the candidates before it that failed, in order.
+    """What the first attempt gives that neither fails nor gives None; None without one. The log, if
+    there is one, gets the candidates before it that failed, in order.
     """
     return next(those_that_work(candidates, attempt, log), None)
 
@@ -131,7 +124,8 @@ class UserCall:
         """Raises the fault, if there is one: what users can mend, and missing memory, as it is, and
         any other as `InternalError`.
         """
-        fault, self.fault = self.fault, None
+        fault = self.fault
+        self.fault = None
         try:
             if fault is None:
                 return
@@ -152,7 +146,8 @@ def call_user(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     Raises `UserRaised` for what it raises, except for an interrupt, and `InternalError` for the
     first fault of mha inside the call; what mha refuses there is raised as `MhaError`.
     """
-    call, raised = UserCall(), None
+    call = UserCall()
+    raised = None
     _running.append(call)
     try:
         result = function(*args, **kwargs)
@@ -187,7 +182,7 @@ def calls_of_user() -> Iterator[UserCall]:
         call.end()
 
 
-_ROOMS: Final = tuple(
+_ROOMS = tuple(
     os.path.join(str(Path(__file__).parents[1] / room), "")
     for room in ("usercode", "models", "commands")
 )
@@ -245,7 +240,8 @@ def ours(instead: Callable[..., Any] | None = None) -> Callable[[Callable[P, T]]
                 except Exception as fault:
                     if call is None:
                         raise
-                    call.fault, raised = fault, None
+                    call.fault = fault
+                    raised = None
                 if raised is not None:
                     try:
                         raise raised

@@ -1,9 +1,9 @@
 """The call of an example: the arguments that it makes, and the inputs among them."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice, permutations, product
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ def arguments_of_example(template: UserAttention, length: int) -> dict[str, Any]
     """The arguments of the call that an example makes, by name. Raises `MhaError` if it makes
     none.
     """
-    built, made = template.built, list[dict[str, Any]]()
+    built = template.built
+    made = list[dict[str, Any]]()
 
     def note(arguments: dict[str, Any]) -> dict[str, Any]:
         made.append(arguments)
@@ -133,7 +134,8 @@ def attention_of_example(
     another kind are the same at each length. A second one that no name explains `may_be_context`:
     then it is longer than the first, which only a context may be. Raises `MhaError` without any.
     """
-    built, calls = template.built, _ShownCalls(template, length)
+    built = template.built
+    calls = _ShownCalls(template, length)
     slots = _slots_shown(template, calls)
     guessed = _guessed_context(template, calls, slots) if may_be_context else ()
     slots += guessed
@@ -141,7 +143,8 @@ def attention_of_example(
     rows = queries = parts.get("q", calls.made[slots[0].name])
     longer = calls.longer[slots[0].name]
     if template.ids is not None:
-        rows, longer = rows[..., None], longer[..., None]
+        rows = rows[..., None]
+        longer = longer[..., None]
     is_function = len(parts) == 3 and not built.weight_shapes
     is_second = built.module is not None and vars(built.module).get("batch_first", True) is False
     axes = _axes(rows.shape, longer.shape, is_function=is_function, is_second=is_second)
@@ -181,7 +184,9 @@ def _slots_shown(template: UserAttention, calls: _ShownCalls) -> tuple[CallParam
     """The parameters to which an example gives its vectors or its token ids. Raises `MhaError` if
     there is none.
     """
-    built, vectors, ids = template.built, calls.vectors, calls.ids
+    built = template.built
+    vectors = calls.vectors
+    ids = calls.ids
     if template.ids is not None:
         names = [slot.name for slot in template.slots if slot.name in ids] or ids[:1]
         roles = dict.fromkeys(names, "x")
@@ -205,7 +210,7 @@ def _guessed_context(
     n_axes = [calls.made[slot.name].ndim for slot in slots]
     unknown = [
         p
-        for p in signature_of(template.built.call, "unknown")
+        for p in template.parameters("unknown")
         if p.name in calls.vectors and [calls.made[p.name].ndim] == n_axes
     ]
     is_one = len(unknown) == 1 and unknown[0].name != slots[0].name and template.ids is None
@@ -220,7 +225,7 @@ def _at_each_length(
     """
     if not names:
         return {}
-    longer = those_that_work(_LONG_LENGTHS, partial(arguments_of_example, template), [])
+    longer = those_that_work(_LONG_LENGTHS, partial(arguments_of_example, template))
     most = [calls.made, *longer][-1]
     arguments = {}
     for name in names:
@@ -317,7 +322,7 @@ def working_example(template: UserAttention, widths: Sequence[int]) -> str | Non
         return text
 
     calls = _arguments_to_try(built, len(needed), widths)
-    return first_that_works(itertools.islice(calls, _MOST_EXAMPLES), working, [])
+    return first_that_works(islice(calls, _MOST_EXAMPLES), working)
 
 
 def _arguments_to_try(
@@ -333,11 +338,11 @@ def _arguments_to_try(
     of_layers += [f"torch.randint({part.num_embeddings}, (2, T))" for part in tables]
     unlike = list[tuple[str, ...]]()
     if n_needed:
-        orders = itertools.permutations(of_layers, n_needed)
-        unlike += itertools.islice(orders, _MOST_OF_LAYERS)
+        orders = permutations(of_layers, n_needed)
+        unlike += islice(orders, _MOST_OF_LAYERS)
     yield from (call for call in unlike if len({word for word in call if "randn" in word}) > 1)
     firsts = [f"torch.randint({built.n_ids}, (2, {length}))" for length in ("T", 256, 64, 16)]
     firsts += [shape.format(width) for width in widths for shape in _SHAPES]
-    for other, first in itertools.product(_OTHERS if n_needed > 1 else [""], firsts):
+    for other, first in product(_OTHERS if n_needed > 1 else [""], firsts):
         yield [first] + [other.format(widths[0]) or first] * (n_needed - 1)
     yield from unlike

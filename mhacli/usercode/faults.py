@@ -8,17 +8,15 @@ import re
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from mhacli.errors import MhaError
 
-_MOST_CHARACTERS: Final = 300
-_INSTALLED: Final = ("site-packages", "dist-packages")
-_LIBRARY: Final = tuple(
-    os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")
-)
-_FRAME: Final = re.compile(r'^ +File "(.*)", line (\d+) in ', re.MULTILINE)
-_OURS: Final = os.path.join(str(Path(__file__).parents[1]), "")
+_MOST_CHARACTERS = 300
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARY = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
+_FRAME = re.compile(r'^ +File "(.*)", line (\d+) in ', re.MULTILINE)
+_OURS = os.path.join(str(Path(__file__).parents[1]), "")
 
 
 class SourceLine(NamedTuple):
@@ -110,7 +108,7 @@ def source_line_in_dump(dump: str) -> SourceLine | None:
     return None
 
 
-_NO_CUDA: Final = (
+_NO_CUDA = (
     "not compiled with CUDA|NVIDIA driver|No CUDA GPUs|no CUDA-capable device|object on a CUDA"
     " device but"
 )
@@ -122,7 +120,8 @@ def user_code_error(
     """The error for an exception in user code. `subject` names the failure, such as `my.py could
     not be imported`.
     """
-    line, text = source_line_of(fault, file), exception_text(fault)
+    line = source_line_of(fault, file)
+    text = exception_text(fault)
     if re.search(_NO_CUDA, text):
         subject += ": it needs a CUDA device, which this machine does not have"
         code = "no-device"

@@ -3,12 +3,12 @@ masks.
 """
 
 import importlib.metadata
-import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby, islice, product
 from operator import attrgetter
 from textwrap import shorten
 
@@ -80,7 +80,7 @@ def _in_float64(attention: UserAttention) -> UserAttention:
         out = replace(wide, is_copied=True)(random_inputs(wide), seed=0)
         return wide if out.dtype == dtype else None
 
-    return first_that_works([torch.float64], cast, attention.built.tried) or attention
+    return first_that_works([torch.float64], cast, attention.built.tried.note) or attention
 
 
 # ----------------------------------------------------------------------------------- the first call
@@ -112,11 +112,13 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
 
 def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     """The first call that gives an output."""
-    template, tried = plain_call(built, request), list[Attempt]()
+    template = plain_call(built, request)
+    tried = list[Attempt]()
     found = _call_that_works(template, request, tried)
     if found is None:
         raise _kernel_error(built, tried[0]) or _call_error(template, request, tried)
-    built.tried.extend(tried)
+    for each in tried:
+        built.tried.note(each)
     return found
 
 
@@ -127,17 +129,17 @@ def _call_that_works(
     candidates: Iterable[UserAttention] = usual_calls(template, causal=request.causal)
     if template.example is not None:
         lengths = _EXAMPLE_LENGTHS if template.is_resizable else (0,)
-        ways = itertools.product(lengths, (True, False))
+        ways = product(lengths, (True, False))
         candidates = (
             attention_of_example(template, length, may_be_context=may_be_context)
             for length, may_be_context in ways
         )
-    found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
-    found = found or first_that_works(_of_kernels(tried), with_output, tried)
+    found = first_that_works(islice(candidates, _MOST_CALLS), with_output, tried.append)
+    found = found or first_that_works(_of_kernels(tried), with_output, tried.append)
     if found is None:  # one answer for a text, or a few
         single = [each.candidate for each in tried if len(each.candidate.slots) == 1]
         pooled = [replace(each, output=("", OF_TEXTS)) for each in single]
-        found = first_that_works(pooled, with_output, [])
+        found = first_that_works(pooled, with_output)
     return found
 
 
@@ -160,8 +162,15 @@ def _values_that_work(built: Built, request: TargetRequest, names: Sequence[str]
         require_call(built, replace(request, call_arguments=request.call_arguments + given))
         return as_typed("--call-arg", given)
 
-    values = itertools.islice(itertools.product(_WORDS, repeat=len(names)), _MOST_CALLS)
-    return first_that_works(values, typed, [])
+    values = islice(product(_WORDS, repeat=len(names)), _MOST_CALLS)
+    return first_that_works(values, typed)
+
+
+def _hint_of_values(built: Built, request: TargetRequest, names: Sequence[str]) -> str:
+    """What to give for arguments of a call: values with which one works, or a whole call."""
+    given = _values_that_work(built, request, names)
+    whole = "a whole call with --example"
+    return f"give {whole if given is None else f'{given} or {whole}'}"
 
 
 def _of_kernels(tried: Sequence[Attempt]) -> Iterator[UserAttention]:
@@ -172,7 +181,7 @@ def _of_kernels(tried: Sequence[Attempt]) -> Iterator[UserAttention]:
     plain = [each for each in functions if not any(type(n) is float for n in each.others.values())]
     for attention in plain[:2]:
         dtypes = attention.built.kernel_dtypes
-        for dtype, length in itertools.product(dtypes, _LENGTHS_OF_KERNELS):
+        for dtype, length in product(dtypes, _LENGTHS_OF_KERNELS):
             sizes = attention.sizes._replace(
                 batch=2, q_len=length, k_len=length, d_in=64, d_context=64
             )
@@ -191,7 +200,7 @@ def _modes_of(attention: UserAttention) -> list[UserAttention]:
     sizes = attention.sizes._replace(k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
     queries = tuple(slot for slot in attention.slots if slot not in keys)
     alone = first_that_works(
-        [replace(attention, sizes=sizes, slots=queries)], with_output, attention.built.tried
+        [replace(attention, sizes=sizes, slots=queries)], with_output, attention.built.tried.note
     )
     if alone is None:  # it needs them
         return [crossed]
@@ -228,11 +237,11 @@ def _with_masks(attention: UserAttention) -> UserAttention:
     if attention.example is not None:
         given = arguments_of_example(attention, attention.sizes.q_len)
     found: list[MaskForm] = []
-    for parameter in signature_of(attention.built.call, *MASKS):
+    for parameter in attention.parameters(*MASKS):
         value = given.get(parameter.name)
         is_given = value is not None and not isinstance(value, MadeForSizes)
         if is_given == (attention.example is not None):
-            kinds = itertools.groupby(forms_of(parameter), attrgetter("is_padding"))
+            kinds = groupby(forms_of(parameter), attrgetter("is_padding"))
             accepted = ([*accepted_forms(attention, forms)] for _, forms in kinds)
             found += next(filter(None, accepted), [])
     found.sort(key=lambda form: not form.hides)
@@ -258,11 +267,6 @@ def _kernel_error(built: Built, attempt: Attempt) -> MhaError | None:
         )
         return built.refusal(f"{built.name} needs a GPU, or Triton's interpreter: {problem}", hint)
     return None
-
-
-def _as_context(attention: UserAttention, message: str) -> str:
-    """What a call raises that reads an unknown argument as a context; empty for other calls."""
-    return "" if attention.is_named else f"; as a context: {message}"
 
 
 def _n_operations(tried: Attempt) -> int:
@@ -292,9 +296,9 @@ def _call_error(
     if built.n_ids and "'indices'" in str(failure):
         # it takes token ids, and how it fails for them tells more
         attention = replace(attention, axes=OF_IDS, ids=torch.arange(built.n_ids))
-        of_ids = list[Attempt]()
-        first_that_works([attention], with_output, of_ids)
-        failure = of_ids[0].failure if of_ids else failure
+        of_ids = [Attempt(attention, failure)]
+        first_that_works([attention], with_output, of_ids.append)
+        failure = of_ids[-1].failure
     if isinstance(failure, UserRaised):
         error = user_code_error(
             f"{built.name} could not be called", failure.fault, built.file, code=""
@@ -314,15 +318,12 @@ def _call_error(
     parameters = signature_of(built.call, "unknown")
     unknown = [p.name for p in parameters if p.required and p.name not in attention.others]
     if unknown:
-        needed = (
-            f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
-            " the name"
-        )
-        needed += _as_context(attention, message)
+        needed = f"{built.name} needs a value for {' and '.join(unknown)}"
+        needed += ", which mha cannot guess from the name"
+        if not attention.is_named:  # the call read an unknown argument as a context
+            needed += f"; as a context: {message}"
         if works is None:
-            given = _values_that_work(built, request, unknown)
-            hint = " or ".join(filter(None, (given, "a whole call with --example")))
-            hint = f"give {hint}"
+            hint = _hint_of_values(built, request, unknown)
         return built.refusal(needed, hint)
     if request.call_arguments:
         hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"

@@ -19,6 +19,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .door import on_behalf, ours, plainly
+
+
+class FunctionMode(TorchFunctionMode):
+    """A mode of mha's that takes the place of torch's functions, also of those inside of
+    `F.multi_head_attention_forward`: `called` gives what each returns.
+    """
+
+    @ours(instead=plainly)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What a function returns. Torch disables the mode meanwhile."""
+        if func is F.multi_head_attention_forward:
+            return on_behalf(attention_within, self, *args, **(kwargs or {}))
+        return self.called(func, args, kwargs or {})
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function returns for its arguments."""
+        raise NotImplementedError
+
 
 def attention_within(mode: TorchFunctionMode, *args: Any, **kwargs: Any) -> Any:
     """What `F.multi_head_attention_forward` returns. The mode sees each function inside of it, and

@@ -20,31 +20,24 @@ from hashlib import blake2b
 from itertools import compress, takewhile
 from operator import attrgetter
 from traceback import walk_stack
-from typing import Any, Final
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
 
 from .build import as_float64
-from .door import on_behalf, ours, plainly
+from .door import on_behalf
 from .faults import SourceLine, source_line
-from .foreign import (
-    attention_within,
-    is_transformed,
-    tensors_in,
-    without_compiling,
-)
+from .foreign import FunctionMode, is_transformed, tensors_in, without_compiling
 from .masks import MaskForm
 from .projections import read_name
 from .user_attention import UserAttention
 
-MAX_OPERATIONS: Final = 20_000
+MAX_OPERATIONS = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""
 _PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
 _PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
@@ -114,7 +107,8 @@ class Operation:
 
     def transposes(self) -> bool:
         """Whether it swaps the last two axes."""
-        before, after = (self.sources or (self,))[0].output, self.output
+        before = (self.sources or (self,))[0].output
+        after = self.output
         return before.ndim > 1 and is_same_view(after, before.mT)
 
 
@@ -128,7 +122,7 @@ def reached(
         operations += [n for n in dict.fromkeys(neighbours(operation)) if n not in operations]
 
 
-class Watcher(TorchFunctionMode):
+class Watcher(FunctionMode):
     """Records the torch operations that are called, in order, without those that return their
     input.
 
@@ -145,14 +139,8 @@ class Watcher(TorchFunctionMode):
         self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
         self.holders: dict[int, list[Operation]] = {}
 
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not
-        recorded.
-        """
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            return on_behalf(attention_within, self, *args, **kwargs)
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls and records the function, without the calls inside of it."""
         name, inputs, arguments = _called(func, args, kwargs)
         is_in_place = writes_into_input(name) or kwargs.get("inplace") is True
         overwritten = kwargs.get("out", inputs[0] if is_in_place and inputs else None)
@@ -216,7 +204,7 @@ def address_of(tensor: Tensor) -> int:
 
 def user_line(file: str | None) -> SourceLine:
     """The innermost running line of the user's file; empty in the code of a library."""
-    user_file = file and _real(file)
+    user_file = None if file is None else _real(file)
     frames = (
         (_real(frame.f_code.co_filename), number) for frame, number in walk_stack(sys._getframe(2))
     )
@@ -310,6 +298,12 @@ class RecordedCall:
             fixed = [source for source in operation.sources if not source.live]
             if operation.name.rstrip("_") in names and operation.live and len(fixed) == 1:
                 yield operation, fixed[0]
+
+    @property
+    def outside(self) -> list[Operation]:
+        """The tensors from outside that its operations read, each once."""
+        sources = (source for operation in self.operations for source in operation.sources)
+        return [*dict.fromkeys(source for source in sources if not source.name)]
 
     @property
     def behind(self) -> Sequence[Operation]:
@@ -440,10 +434,10 @@ def _name_outside(call: RecordedCall, names: Mapping[int, str]) -> None:
     """Names the tensors from outside: those with a name by their address, an input, also in another
     order, by its own, and one with the shape of a mask where keys are hidden as the mask.
     """
-    given, inputs = {**call.given}, call.inputs
+    given = {**call.given}
+    inputs = call.inputs
     hides_keys = inputs.allowed is not None or inputs.real is not None
-    sources = [source for operation in call.operations for source in operation.sources]
-    for leaf in dict.fromkeys(source for source in sources if not source.name):
+    for leaf in call.outside:
         tensor = leaf.output
         equal = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
         leaf.site = names.get(address_of(tensor)) or next(iter(equal), "a tensor")
@@ -515,7 +509,8 @@ def _name_after(call: RecordedCall) -> None:
     others, such as `z.transpose`.
     """
     ends = [call.operations.index(attention["z"]) for attention in call.attentions]
-    site, start = "z", max(ends, default=len(call.operations)) + 1
+    site = "z"
+    start = max(ends, default=len(call.operations)) + 1
     for operation in call.operations[start:]:
         if operation.projects and site == "z":
             operation.site = site = "out"

@@ -54,7 +54,7 @@ def first_call_of_ids(
         longer = attention.sizes._replace(q_len=length, k_len=length)
         starts += [replace(each, sizes=longer) for each in starts[:1]]
     starts += _beside_memories(attention)
-    return first_that_works(starts, partial(_from_start, others=others), attention.built.tried)
+    return first_that_works(starts, partial(_from_start, others=others), attention.built.tried.note)
 
 
 def _starts(
@@ -79,7 +79,8 @@ def _starts(
 
 def _beside_memories(attention: UserAttention) -> Iterator[UserAttention]:
     """Token ids and, beside them, vectors for each text, a memory, in either order of arguments."""
-    call, widths = attention.built.call, [shape[1] for shape in attention.built.weight_shapes]
+    call = attention.built.call
+    widths = [shape[1] for shape in attention.built.weight_shapes]
     needed = [p for p in signature_of(call, *ROWS, "unknown") if p.required]
     if attention.example is not None or len(needed) != 2:
         return
@@ -101,27 +102,22 @@ def _for_each_text(source: Tensor, sizes: CallSizes) -> Tensor:
     return source.expand([sizes.batch if size == 1 else size for size in source.shape])
 
 
-def _starts_of_rows(sizes: CallSizes) -> Tensor:
-    """Where the texts of a batch start, and the last one ends, if they stand one behind another."""
-    return torch.arange(sizes.batch + 1, dtype=torch.int32) * sizes.q_len
-
-
 def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> UserAttention | None:
     """The first call that gives an output, with a causal mask, if it needs one, of the first of
     several meanings that hides the last token; else of the first that gives an output.
     """
     alike = [attention]
     if attention.example is not None:
-        alike, others = [*attentions_of_example(attention, _EXAMPLE_LENGTH)], ()
+        alike = [*attentions_of_example(attention, _EXAMPLE_LENGTH)]
+        others = ()
     usual = usual_arguments(
         [p for p in others if p.required], LayerSizes(), "batched", causal=False
     )
-    usual |= {
-        p.name: MadeForSizes(_starts_of_rows)
-        for p in others
-        if p.name in usual and p.role == "starts"
-    }
-    log, with_outputs = attention.built.tried, list[UserAttention]()
+    # where texts start, and the last one ends, if they stand one behind another
+    starts = MadeForSizes(lambda call: torch.arange(call.batch + 1, dtype=torch.int32) * call.q_len)
+    usual |= {p.name: starts for p in others if p.name in usual and p.role == "starts"}
+    log = attention.built.tried.note
+    with_outputs = list[UserAttention]()
 
     def read(candidate: UserAttention) -> tuple[UserAttention, bool]:
         found = with_output(candidate)
@@ -174,7 +170,8 @@ def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]
     rest = [p.name for p in needed if p not in named]
     rest.sort(key=lambda name: name not in _OF_DECODER)
     for of_padding in dict.fromkeys([(), named, needed]):
-        open_masks, causal_masks = [dict[str, Any]()], [dict[str, Any]()]
+        open_masks = [dict[str, Any]()]
+        causal_masks = [dict[str, Any]()]
         if of_padding:
             open_masks = [
                 {

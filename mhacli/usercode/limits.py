@@ -3,11 +3,11 @@ may take. Nothing here loads torch.
 """
 
 import time
-from typing import Any, Final
+from typing import Any
 
 from .process import Stage
 
-DEFAULT_MAX_TIME_S: Final = 60.0
+DEFAULT_MAX_TIME_S = 60.0
 """Seconds for all that follows the import, the constructor and the first call."""
 
 
@@ -25,8 +25,10 @@ class TimedStage:
     """
 
     def __init__(self, stage: Stage, max_time_s: float) -> None:
-        self._stage, self._max_time_s = stage, max_time_s
-        self._is_calling, self._started_s = False, -1.0
+        self._stage = stage
+        self._max_time_s = max_time_s
+        self._is_calling = False
+        self._started_s = -1.0
 
     def __call__(self, text: str, **how: Any) -> None:
         """Reports the stage that begins."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -65,20 +65,19 @@ _MASKS: tuple[tuple[AxisNames, bool], ...] = (
     (("batch", "query", "key"), True),
 )
 """The axes of a mask, and whether it is of padding, the likeliest first."""
+_MARKS: tuple[MaskKind, ...] = ("bool", "01", "whole")
+"""The kinds in which True or 1 marks a key."""
 _KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
-    ("bool", "keep"),
-    ("bool", "hide"),
-    ("01", "keep"),
-    ("01", "hide"),
-    ("whole", "keep"),
-    ("whole", "hide"),
+    *product(_MARKS, get_args(MaskMeaning)),
     ("additive", "keep"),
 )
 
 
 def forms_of(parameter: CallParameter) -> list[MaskForm]:
     """The forms in which a mask, and then padding, may be given, the likeliest first."""
-    name, role, default = parameter.name, parameter.role, parameter.default
+    name = parameter.name
+    role = parameter.role
+    default = parameter.default
     if role == "lengths":
         return [MaskForm(name, ("batch",), "lengths", is_padding=True)]
     return [

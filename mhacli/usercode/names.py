@@ -154,17 +154,13 @@ def is_switched_off(function: Callable[..., object], parameter: str, others: Seq
     tree = ast.parse(source)
     switches = [r"self\.\w*(mask|causal)", rf"{parameter}\.(n?dim|shape|size)"]
     switches += [rf"{other}\b" for other in others]
-    spans = [
-        range(node.lineno, (tree.body[0] if _returns(node) else node).end_lineno or 0)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If | ast.IfExp)
-        and re.search(rf"(\b|_)({'|'.join(switches)})", ast.unparse(node.test))
-    ]
+    asked, spans = re.compile(rf"(\b|_)({'|'.join(switches)})"), list[range]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp) and asked.search(ast.unparse(node.test)):
+            leaves = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)
+            last = tree.body[0] if leaves else node  # what follows is under the condition too
+            spans.append(range(node.lineno, last.end_lineno or 0))
     read = [each for each in ast.walk(tree) if isinstance(each, ast.Name) and each.id == parameter]
     if not read:
         return "_given_" in source and re.search(r"causal\w* *=[^=]", source) is not None
     return all(any(span.start <= each.lineno <= span.stop for span in spans) for each in read)
-
-
-def _returns(node: ast.If | ast.IfExp) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from .axes import at_sizes
-from .door import NO_ANSWER, on_behalf, ours, plainly
+from .build import Built, is_of_torch
+from .door import NO_ANSWER, on_behalf
+from .foreign import FunctionMode
 from .names import source_of
 from .user_attention import UserAttention
 
@@ -32,40 +32,37 @@ class OwnPadding(NamedTuple):
     source_pad: int | None = None
 
 
-def stated_pads(module: nn.Module | None, table: nn.Embedding | None) -> list[int]:
+def stated_pads(built: Built, table: nn.Embedding | None) -> list[int]:
     """The ids that a config, the table of the ids, or attributes state to be those of padding."""
-    of_config = getattr(getattr(module, "config", None), "pad_token_id", None)
-    stated = [of_config, getattr(table, "padding_idx", None), *_named(module, _PAD)]
+    of_config = getattr(getattr(built.module, "config", None), "pad_token_id", None)
+    stated = [of_config, getattr(table, "padding_idx", None), *_named(built, _PAD)]
     return [*dict.fromkeys(i for i in stated if type(i) is int and i >= 0)]
 
 
-def _named(module: nn.Module | None, names: re.Pattern[str]) -> Iterator[int]:
+def _named(built: Built, names: re.Pattern[str]) -> Iterator[int]:
     """The whole numbers that a model of the user's holds under some names."""
-    for part in [] if module is None else module.modules():
-        is_of_torch = type(part).__module__.startswith("torch.")
-        for name, value in [] if is_of_torch else vars(part).items():
-            if type(value) is int and names.fullmatch(name.lower()):
+    for part in built.parts.values():
+        for name, value in vars(part).items():
+            if type(value) is int and names.fullmatch(name.lower()) and not is_of_torch(part):
                 yield value
 
 
-@dataclass
-class _Comparisons(TorchFunctionMode):
+class _Comparisons(FunctionMode):
     """Notes the ids which tensors of ids are compared with."""
 
-    noted: list[tuple[Tensor, int, bool]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.noted: list[tuple[Tensor, int, bool]] = []
 
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Notes a comparison that a function is."""
         name = getattr(func, "__name__", "").strip("_")
         if args and isinstance(args[0], Tensor) and not args[0].is_floating_point():
             ids, *others = args
             told = _id_told_apart(name, _whole_number(others[0]) if others else None)
             if told is not None:
                 self.noted.append((ids.detach().clone(), told, name == "eq"))
-        return on_behalf(func, *args, **(kwargs or {}))
+        return on_behalf(func, *args, **kwargs)
 
     def of(self, ids: Tensor) -> list[tuple[int, bool]]:
         """What these ids were compared with, however they lie, and whether for being equal."""
@@ -98,11 +95,12 @@ def own_padding(attention: UserAttention, stated: Sequence[int], source: str | N
     for the end of a text, or for a mask, by `==`: so only 0 is looked for as padding, unless the
     source names padding.
     """
-    comparisons, inputs = _Comparisons(), attention.drawer(0).inputs(with_context=False)
+    comparisons = _Comparisons()
+    inputs = attention.drawer(0).inputs(with_context=False)
     with suppress(*NO_ANSWER):  # compiled code refuses to be watched
         attention(inputs, seed=0, within=comparisons)
-    others = {*_named(attention.built.module, _SPECIAL)}
-    code = "".join(source_of(cls) for cls in type(attention.built.module).__mro__)
+    others = {*_named(attention.built, _SPECIAL)}
+    code = "".join(source_of(cls) for cls in type(attention.module).__mro__)
     names_padding = re.search(r"== *[\w.]*pad|eq\([\w.]*pad", code, re.I)
 
     def pad_of(ids: Tensor) -> int | None:

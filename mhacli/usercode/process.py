@@ -7,7 +7,6 @@ elsewhere those of the process group. Their temporary files are in a folder that
 Nothing here loads torch.
 """
 
-import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -27,9 +26,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from io import BufferedReader, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, NoReturn
 
 from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory, silent_stderr
 from mhacli.io.files import temporary_folder
@@ -44,23 +44,23 @@ from .faults import (
     user_code_error,
 )
 
-KEPT_BYTES: Final = 64 << 10
-_MOST_BYTES: Final = 256 << 20
+KEPT_BYTES = 64 << 10
+_MOST_BYTES = 256 << 20
 """Of one message."""
-_GRACE_S: Final = 3.0
+_GRACE_S = 3.0
 """Seconds after a limit in which the alarm of the child may end it, which names the line."""
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
 """Options of Linux' `prctl`."""
-_LOADING: Final = "loading torch"
-_LAST_LINES: Final = 3
-_ROOT: Final = str(Path(__file__).parents[2])
-_PROGRAM: Final = (
+_LOADING = "loading torch"
+_LAST_LINES = 3
+_ROOT = str(Path(__file__).parents[2])
+_PROGRAM = (
     f"import sys; sys.path.insert(0, {_ROOT!r}); import mhacli; sys.path.remove({_ROOT!r}); "
     f"from {__name__} import main; main()"
 )
 """The program of the child. It imports mha from this very folder and then removes the folder from
 the user's import path."""
-_N_THREADS: Final = 2
+_N_THREADS = 2
 
 Stage = Callable[..., None]
 """`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as
@@ -70,7 +70,7 @@ where `limited` is None, any time. An import, a constructor, the first call, whi
 code of mha have `FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with
 `report` it leaves a document that stands for the result if the process ends early."""
 
-_FROM_ELSEWHERE: Final = (signal.SIGKILL, signal.SIGTERM)
+_FROM_ELSEWHERE = (signal.SIGKILL, signal.SIGTERM)
 """Signals that no fault of the code raises. The system kills for a lack of memory."""
 
 
@@ -166,10 +166,14 @@ def _result_of(
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(prints, printed), daemon=True)
     printing.start()
-    stage, dump, kind = _LOADING, b"", ""
+    stage = _LOADING
+    dump = b""
+    kind = ""
     content: Any = None
-    limit_s, notes = max(time_limit_s, FIRST_LIMIT_S), dict[str, Any]()
-    deadline_s, received = time.monotonic() + limit_s + _GRACE_S, bytearray()
+    limit_s = max(time_limit_s, FIRST_LIMIT_S)
+    notes = dict[str, Any]()
+    deadline_s = time.monotonic() + limit_s + _GRACE_S
+    received = bytearray()
     try:
         while not kind and (line := _next_line(messages.fileno(), received, deadline_s)):
             if not line.startswith(b'["'):  # of a stack dump
@@ -190,11 +194,12 @@ def _result_of(
                 case _:
                     raise ValueError
     except TimeoutError:
-        kind, content = "ended", -signal.SIGALRM
+        kind = "ended"
+        content = -signal.SIGALRM
     except (ValueError, TypeError, RecursionError):
         kind = "foreign"
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGSTOP)
             _end_below(pid)
             os.killpg(pid, signal.SIGKILL)
@@ -221,7 +226,8 @@ def _next_line(pipe: int, received: bytearray, deadline_s: float) -> bytes:
     """The next line from a pipe, empty at its end; `received` keeps what came after it. Raises
     `TimeoutError` if nothing comes before the deadline, and `ValueError` for a line without end.
     """
-    poll, searched = select.poll(), 0
+    poll = select.poll()
+    searched = 0
     poll.register(pipe, select.POLLIN)
     while (end := received.find(b"\n", searched)) < 0:
         searched = len(received)
@@ -244,7 +250,7 @@ def _end_below(root: int) -> None:
     ended = {root}
     while found := _children(ended) - ended:
         for pid in found:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         ended |= found
 
@@ -253,7 +259,7 @@ def _children(parents: set[int]) -> set[int]:
     """The processes whose parents these are."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if int(path.read_bytes().rpartition(b")")[2].split()[1]) in parents:
                 found.add(int(path.parent.name))
     return found
@@ -284,7 +290,7 @@ def _started(sent: Mapping[str, Any], folder: str | None) -> subprocess.Popen[by
     except OSError as fault:
         raise MhaError(f"could not start a process to run the code: {fault.strerror}") from fault
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the child has ended, which its messages show
+    with suppress(BrokenPipeError):  # the child has ended, which its messages show
         process.stdin.write(json.dumps(sent).encode() + b"\n")
     return process
 
@@ -308,9 +314,11 @@ def _early_end(
 ) -> EndedEarly:
     """The error for a child that ended without a result."""
     message = f"{stage} ended the process with exit status {exit_status}"
-    code, advice = "crashed", ""
+    code = "crashed"
+    advice = ""
     if exit_status == -signal.SIGALRM and time_limit_s < math.inf:
-        message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
+        message = f"{stage} took longer than {time_limit_s:g} seconds"
+        code = "too-slow"
         advice = "--time-limit SECONDS allows more"
     elif exit_status < 0:
         message = (
@@ -377,7 +385,9 @@ def _serve(
     warnings.simplefilter("ignore")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    begun, began_s, limit_s = _LOADING, 0.0, time_limit_s
+    begun = _LOADING
+    began_s = 0.0
+    limit_s = time_limit_s
     is_called = False  # since the last import or constructor
 
     def send(kind: str, content: object) -> None:
@@ -391,10 +401,12 @@ def _serve(
             call_s = time.monotonic() - began_s
             if not is_called:  # which may have imported something
                 call_s = min(call_s, time_limit_s)
-            limit_s, is_called = max(limit_s, _TIMES_A_CALL * call_s), True
+            limit_s = max(limit_s, _TIMES_A_CALL * call_s)
+            is_called = True
         if text.startswith(("importing", "building")):
             is_called = False
-        begun, began_s = text, time.monotonic()
+        begun = text
+        began_s = time.monotonic()
         allowed_s = limit_s if limited else _TIMES_OWN * limit_s
         if not (limited and is_called):
             allowed_s = max(allowed_s, FIRST_LIMIT_S)
@@ -411,11 +423,8 @@ def _serve(
     except BaseException as fault:
         stage(begun)  # the text of the exception is made by the user's code
         error = _as_error(fault, begun)
-        fields = {
-            name: getattr(error, name) for name in ("message", "hint", "code", "exit_code", "path")
-        }
         shown = traceback.format_exc() if os.environ.get("MHA_DEBUG") else ""
-        send("error", {"error": fields, "traceback": shown})
+        send("error", {"error": error.typed(), "traceback": shown})
     finally:
         os._exit(1)
 
@@ -439,7 +448,7 @@ def _stay_above(folder: str) -> None:
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     while (ended := os.wait())[0] != copy:
         pass
-    with contextlib.suppress(BrokenPipeError):  # the parent may have ended, and that ends the copy
+    with suppress(BrokenPipeError):  # the parent may have ended, and that ends the copy
         os.write(1, _message("ended", os.waitstatus_to_exitcode(ended[1])))
     while True:
         signal.pause()

@@ -155,14 +155,12 @@ def _through_latents(
     d_ins = (widths.d_in, widths.d_context)
     linear = [part for part in parts if part.orientation == "out-in"]
     first = [part for part in linear if part.weight.shape[1] in d_ins]
-    makers = {
-        part.name: maker
-        for part in linear
-        for maker in first
-        if part.weight.shape[1] not in d_ins
-        and part.weight.shape[1] == len(maker.weight)
-        and {*part.letters} <= {*(maker.letters or "qkv")}
-    }
+    makers = dict[str, WeightMatrix]()
+    for part, maker in product(linear, first):
+        width = part.weight.shape[1]
+        makes_it = width not in d_ins and width == len(maker.weight)
+        if makes_it and {*part.letters} <= {*(maker.letters or "qkv")}:
+            makers[part.name] = maker
     names = [maker.name for maker in makers.values()]
     rest = [part for part in parts if part.name not in names]
     return [_with_maker(part, makers.get(part.name)) for part in rest], names
@@ -295,7 +293,8 @@ def _pieces(
     n_heads = widths.n_heads
     counts = [widths.n_kv_heads or n_heads]
     if widths.n_kv_heads is None and len(letters) == 3:
-        n_more, d_in = len(rows) - widths.d_in, widths.d_in
+        n_more = len(rows) - widths.d_in
+        d_in = widths.d_in
         implied = [n for n in range(1, n_heads) if n_more * n_heads == 2 * n * d_in]
         counts = [*(n for n in implied if n_heads % n == 0), n_heads]
     for n_kv_heads in counts:
@@ -431,7 +430,8 @@ def _letters_of(step: str) -> str:
     """
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", step).lower()
     plain = re.sub(r"_?(weight|bias|kernel)s?$", "", plain)
-    whole, words = plain.replace("_", ""), re.findall("[a-z]+", plain)
+    whole = plain.replace("_", "")
+    words = re.findall("[a-z]+", plain)
     if whole in ("inproj", "inprojection"):
         return "qkv"
     if _ROLE.fullmatch(whole):

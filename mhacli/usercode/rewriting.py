@@ -27,7 +27,8 @@ class _Exchange(ast.NodeTransformer):
     """Puts a node in place of another, on its line."""
 
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self.old, self.new = old, new
+        self.old = old
+        self.new = new
         for node in ast.walk(new):
             ast.copy_location(node, old)
 
@@ -102,7 +103,8 @@ def _by_likeness(statement: ast.stmt, new: ast.AST) -> list[ast.expr]:
     """The expressions of a statement but for another one: first those with the most of its
     variables and the fewest others, of its kind, and then those that read most like it.
     """
-    text, wanted = ast.unparse(new), _variables(new) & _variables(statement)
+    text = ast.unparse(new)
+    wanted = _variables(new) & _variables(statement)
 
     def unlikeness(node: ast.expr) -> tuple[int, bool, float]:
         likeness = SequenceMatcher(None, ast.unparse(node), text).ratio()

@@ -181,6 +181,7 @@ _OF_NUMBERS = (
     "longest",
     "window",
 )
+"""The roles of parameters that take a number."""
 _OF_CACHES = {"past", "cache", "cached", "incremental", "prev", "present"}
 _OF_OTHER_MASKS = ("head", "q", "query", "drop", "dropout", "loss")
 _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
@@ -250,7 +251,7 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
 def signature(thing: Callable[..., Any]) -> inspect.Signature:
     """The signature, annotations resolved if possible; that of any arguments if there is none."""
     found = first_that_works(  # annotations are code of the user
-        (True, False), lambda resolve: call_user(inspect.signature, thing, eval_str=resolve), []
+        (True, False), lambda resolve: call_user(inspect.signature, thing, eval_str=resolve)
     )
     return found or inspect.signature(lambda *args, **kwargs: None)
 

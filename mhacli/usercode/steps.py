@@ -110,7 +110,9 @@ def step_conventions(
     """The conventions by which attention may be called step by step, the likeliest first; none
     without any sign of a cache. Models of token ids make their caches and count their positions.
     """
-    call, others, is_model = attention.built.call, attention.others, attention.ids is not None
+    call = attention.built.call
+    others = attention.others
+    is_model = attention.ids is not None
     fixed = {
         name for name, value in others.items() if not isinstance(value, bool | MadeForSizes | None)
     }
@@ -127,7 +129,8 @@ def step_conventions(
         is_batched = role == "offset" or "ids" in name
         made[name] = made_place(role, "batched" if is_batched else "plain")
     made |= {**others, **dict.fromkeys(switches, True)}
-    attention, makes = replace(attention, others=made), list[Callable[[], Any] | None]([None])
+    attention = replace(attention, others=made)
+    makes = list[Callable[[], Any] | None]([None])
     if caches and not is_model:
         makes += _cache_classes(call)
     for make, form in product(makes, _masks_of_steps(attention, mask)):

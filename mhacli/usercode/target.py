@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.files import read_whole
@@ -24,13 +24,13 @@ from mhacli.io.files import read_whole
 from .door import UserRaised, call_user
 from .faults import user_code_error
 
-MAX_SOURCE_BYTES: Final = 16 << 20
-_MOST_LISTED: Final = 12
-_FORM: Final = "FILE.py:NAME or package.module:NAME"
+MAX_SOURCE_BYTES = 16 << 20
+_MOST_LISTED = 12
+_FORM = "FILE.py:NAME or package.module:NAME"
 
-INTERPRET: Final = "TRITON_INTERPRET"
+INTERPRET = "TRITON_INTERPRET"
 """The variable that triton reads when it is imported."""
-DEFAULT_TIME_LIMIT_S: Final = 5.0
+DEFAULT_TIME_LIMIT_S = 5.0
 """Seconds for one call, and for importing: half of the ten seconds within which a command must
 refuse bad input."""
 
@@ -104,7 +104,8 @@ def _parsed(location: str) -> ast.Module:
 
 def main_part(location: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """The statements of a script below `if __name__ == "__main__":`, and the others."""
-    of_main, others = list[ast.stmt](), list[ast.stmt]()
+    of_main = list[ast.stmt]()
+    others = list[ast.stmt]()
     for node in _parsed(location).body:
         if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
             of_main += node.body
@@ -117,7 +118,8 @@ def imports_triton(file: str) -> bool:
     """Whether a file imports triton, or another file of its folder that does. They are parsed, not
     run.
     """
-    files, names = [Path(file)], set[str]()
+    files = [Path(file)]
+    names = set[str]()
     for path in files:
         for node in ast.walk(_parsed(str(path))):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -198,8 +200,7 @@ def find_target(target: str) -> Any:
             raise
         problem = f"{location} has no {name}"
     else:
-        is_mask = hasattr(thing, "mask_mod") or hasattr(thing, "is_floating_point")
-        if not (callable(thing) or hasattr(thing, "forward") or is_mask):
+        if not may_be_examined(thing):
             problem = (
                 f"{name} of {location} is a value of type {type(thing).__name__}, not a class or"
                 " function"
@@ -211,6 +212,12 @@ def find_target(target: str) -> Any:
             problem, hint=first_names(beside, _MOST_LISTED) or None, code="no-target", path=path
         )
     return thing
+
+
+def may_be_examined(thing: object) -> bool:
+    """Whether an object can be called, or is a mask: a tensor, or that of FlexAttention."""
+    names = ("forward", "mask_mod", "is_floating_point")
+    return callable(thing) or any(hasattr(thing, name) for name in names)
 
 
 def source_file(thing: Any) -> str | None:

@@ -152,14 +152,14 @@ class TextModel:
             return each[row][places].detach().clone()
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
-            n_earlier = sum(1 for earlier, _ in noted if earlier == name)
+            n_earlier = len([earlier for earlier, _ in noted if earlier == name])
             floats = tree_map_only(
                 Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs
             )
             call = name, n_earlier
             noted[call] = of_text(floats), of_text(output, pinned.get(call))
 
-        return watching(self.attention.built.module, keep)
+        return watching(self.attention.module, keep)
 
     def _of_whole_texts(self, result: Any, n_texts: int) -> Sequence[Tensor | None]:
         """What a model that returns nothing for each token gives for each text: rows of numbers, or
@@ -212,7 +212,8 @@ class NotedSteps:
     """A context for each of some steps, that notes what the parts of a model read and give."""
 
     def __init__(self, model: TextModel, ends: Sequence[int]) -> None:
-        self.model, self.lengths = model, [end - start for start, end in pairwise((0, *ends))]
+        self.model = model
+        self.lengths = [end - start for start, end in pairwise((0, *ends))]
         self.noted = list[PartCalls]()
 
     def __enter__(self) -> None:
@@ -285,7 +286,8 @@ def text_model_of_ids(
     is stated. With an `end`, each text ends with this id, and one that makes the text of its
     decoder itself is read as any other.
     """
-    template, n_ids = plain_call(built, request), built.n_ids
+    template = plain_call(built, request)
+    n_ids = built.n_ids
     if not has_table and template.device.type == "cpu":
         n_ids = _FEWEST_IDS  # elsewhere a wrong id ends the process
     parameters = [p for p in signature_of(built.call) if p.name not in template.others]
@@ -323,9 +325,8 @@ def _of_found(
     if memory is not None:
         decoder = None
     source = None if decoder is None else parameters[0].name
-    module = found.built.module
     n_ids = _n_ids(found) if table is None else table.num_embeddings
-    stated = stated_pads(module, table)
+    stated = stated_pads(found.built, table)
     attention = with_independent_rows(found)
     masks = _likeliest(_forms_of_padding(attention, decoder, means))
     own = _NONE_KNOWN if masks else own_padding(attention, stated, source)
@@ -349,7 +350,7 @@ def _of_found(
         own_padding=own,
         masks=masks,
         positions=named.get("positions") if decoder is None else None,
-        first_position=_first_position(module),
+        first_position=_first_position(found.built),
         cached=next(steps, None),
     )
 
@@ -358,7 +359,7 @@ def _memory_of(attention: UserAttention) -> str | None:
     """The argument that takes vectors for each text, as many beside a longer text."""
     length = attention.sizes.q_len + 1
     longer = attention.sizes._replace(q_len=length, k_len=length)
-    masks = [p.name for p in signature_of(attention.built.call, *MASKS)]
+    masks = [p.name for p in attention.parameters(*MASKS)]
     for name, value in attention.others.items():
         if isinstance(value, MadeForSizes) and name not in masks:
             made = value.make(attention.sizes)
@@ -386,7 +387,7 @@ def _table_of(attention: UserAttention) -> nn.Embedding | None:
             read.append((part, inputs[0]))
 
     drawer = attention.drawer(0)
-    with watching(attention.built.module, note):
+    with watching(attention.module, note):
         for _ in range(2):
             attention(drawer.inputs(with_context=False), seed=0)
     pairs = zip(read, read[len(read) // 2 :], strict=False)
@@ -407,9 +408,9 @@ def _n_ids(attention: UserAttention) -> int:
     return bisect_left(range(_MOST_IDS), True, key=is_too_large)
 
 
-def _first_position(module: nn.Module | None) -> int:
+def _first_position(built: Built) -> int:
     """The number of the first position: that behind the row of padding of a table."""
-    for name, part in [] if module is None else module.named_modules():
+    for name, part in built.parts.items():
         row = getattr(part, "padding_idx", None)
         if name.endswith("position_embeddings") and row is not None:
             return int(row) + 1
@@ -420,9 +421,9 @@ def _forms_of_padding(
     attention: UserAttention, decoder: str | None, means: str | None
 ) -> Iterator[MaskForm]:
     """The forms of masks of padding that the call takes. In transformers True keeps."""
-    if hasattr(getattr(attention.built.module, "config", None), "get_text_config"):
+    if hasattr(getattr(attention.module, "config", None), "get_text_config"):
         means = "keep"
-    for parameter in signature_of(attention.built.call, *MASKS):
+    for parameter in attention.parameters(*MASKS):
         given = attention.others.get(parameter.name)
         is_open = isinstance(given, MadeForSizes) and given.hides_nothing
         is_of_decoder = decoder is None or parameter.name[:3] == decoder[:3]

@@ -62,12 +62,14 @@ class InputDrawer:
     """
 
     def __init__(self, attention: UserAttention, seed: int) -> None:
-        self.attention, self.sizes = attention, attention.sizes
+        self.attention = attention
+        self.sizes = attention.sizes
         self.generator = torch.Generator().manual_seed(seed)
 
     def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
         """Token vectors of the query width, or of the context width, or token ids of width 1."""
-        batch, ids = batch or self.sizes.batch, self.attention.ids
+        batch = batch or self.sizes.batch
+        ids = self.attention.ids
         if ids is not None:
             chosen = torch.randint(len(ids), (batch, length, 1), generator=self.generator)
             rows = ids[chosen.to(ids.device)]
@@ -97,7 +99,8 @@ class InputDrawer:
         queries = self.rows(q_len, batch=batch)
         if not with_context and not is_function and self.sizes.d_in == self.sizes.d_context:
             return Inputs(queries)
-        keys, values = self.rows(k_len, context=True, batch=batch), None
+        keys = self.rows(k_len, context=True, batch=batch)
+        values = None
         if is_function or (with_context and self.attention.n_rows > 2):
             values = self.rows(k_len, context=True, batch=batch)
         return Inputs(queries, keys, values)
@@ -135,7 +138,8 @@ class InputDrawer:
         first position included.
         """
         batch, _, k_len = inputs.lengths
-        places, row = torch.arange(k_len), torch.arange(batch)[:, None]
+        places = torch.arange(k_len)
+        row = torch.arange(batch)[:, None]
         if not on_the_right:
             return ((places + row) % 3 != 1) | (places == k_len - 1)
         lengths = (k_len - 1 - row * max(1, k_len // 3)).clamp(min=1)
@@ -192,6 +196,15 @@ class UserAttention:
     inner: torch.dtype | None = None
 
     @property
+    def module(self) -> nn.Module | None:
+        """What is called, if it is a module."""
+        return self.built.module
+
+    def parameters(self, *roles: str) -> tuple[CallParameter, ...]:
+        """The parameters of its call in order: all, or those with some roles."""
+        return signature_of(self.built.call, *roles)
+
+    @property
     def computed(self) -> torch.dtype:
         """The dtype in which its code computes."""
         return self.inner or self.dtype
@@ -229,7 +242,7 @@ class UserAttention:
     @property
     def is_named(self) -> bool:
         """Whether names say what its inputs are, so that a second one is a context."""
-        unknown = {p.name for p in signature_of(self.built.call, "unknown")}
+        unknown = {p.name for p in self.parameters("unknown")}
         return unknown.isdisjoint(slot.name for slot in self.slots)
 
     @property
@@ -250,7 +263,7 @@ class UserAttention:
     @property
     def causal_by(self) -> str | None:
         """The argument that makes it causal."""
-        names = [switch.name for switch in signature_of(self.built.call, "causal")]
+        names = [switch.name for switch in self.parameters("causal")]
         return next((name for name in names if self.others.get(name) is True), None)
 
     @property
@@ -277,7 +290,7 @@ class UserAttention:
     @property
     def _effective(self) -> list[CallParameter]:
         """The parameters whose values may change the output."""
-        return [p for p in signature_of(self.built.call) if p.role not in WITHOUT_EFFECT]
+        return [p for p in self.parameters() if p.role not in WITHOUT_EFFECT]
 
     @property
     def canonical(self) -> AxisNames:
@@ -323,7 +336,7 @@ class UserAttention:
             arguments |= {name: strided(arguments[name]) for name in names}
         call = copied(self.built.call) if self.is_copied else self.built.call
         inside = _RowsInside(self, sizes)
-        watched = self.built.module if self.is_inside else None
+        watched = self.module if self.is_inside else None
         with (
             _quietly(self.built, call, arguments, training=training, has_graph=self.has_graph),
             watching(watched, inside.note),
@@ -430,7 +443,8 @@ class UserAttention:
     @property
     def example_text(self) -> str:
         """The call as an `--example`."""
-        first, rows = signature_of(self.built.call)[0].name, list[str]()
+        first = self.parameters()[0].name
+        rows = list[str]()
         for slot in filter(attrgetter("name"), self.slots):
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
@@ -447,9 +461,11 @@ class UserAttention:
     def described(self) -> str:
         """The call as one line of Python, with a comment on layouts."""
         call, (path, axes) = self.built.call, self.output
-        usual, of_result = self.canonical, self.axes
+        usual = self.canonical
+        of_result = self.axes
         if self.ids is not None:
-            usual, of_result = OF_IDS, (*self.axes, "width")
+            usual = OF_IDS
+            of_result = (*self.axes, "width")
         notes = []
         if self.axes != usual:
             notes.append(f"rows [{axis_words(self.axes)}]")
@@ -474,7 +490,7 @@ class UserAttention:
         texts = {
             p.name: getattr(self.others[p.name], "text", "")
             or _text_of(at_sizes(self.others[p.name], self.sizes), words)
-            for p in signature_of(self.built.call)
+            for p in self.parameters()
             if p.name in self.others
         }
         texts |= dict.fromkeys(masks, "…")
@@ -514,10 +530,11 @@ class _RowsInside:
             if name == self.attention.part and isinstance(output, Tensor):
                 self.outputs[:] = [output.clone()]
             return
-        is_of_part = isinstance(output, Tensor) and part is not self.attention.built.module
+        is_of_part = isinstance(output, Tensor) and part is not self.attention.module
         if not is_of_part or output.is_nested or output.ndim != 3:
             return
-        axes, lengths = self.attention.axes, [*output.shape]
+        axes = self.attention.axes
+        lengths = [*output.shape]
         batch = lengths.pop(axes.index("batch"))
         if batch == self.sizes.batch and not {1, self.sizes.q_len} & {*lengths}:
             self.outputs.clear()

@@ -3,13 +3,13 @@ values of the other arguments.
 """
 
 import inspect
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain, product, zip_longest
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, assert_never, get_args
 
@@ -66,14 +66,14 @@ def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttent
     ones; `template` has what they have in common, such as the device. Raises `MhaError` if it takes
     none.
     """
-    free = [p for p in signature_of(template.built.call) if p.name not in template.others]
+    free = [p for p in template.parameters() if p.name not in template.others]
     has_places = any(p.required and p.role in ("rope", "positions", "offset") for p in free)
     shapes = SHAPES if has_places else ("batched",)
     for slots in _slots_to_try(template.built, free):
         sizes = _StatedSizes(template, slots)
         if sizes.is_packed and not sizes.is_function:
             continue
-        variants = itertools.product(sizes.widths(), _layouts(sizes), shapes, _open_masks(free))
+        variants = product(sizes.widths(), _layouts(sizes), shapes, _open_masks(free))
         for (d_in, d_context), layout, shape, masks in variants:
             usual = usual_arguments(free, sizes.layer(d_in), shape, causal=causal)
             n_split = 0
@@ -109,9 +109,11 @@ def _own_tables(
     names = getattr(inspect.getmodule(built.thing), "__dict__", {}) if needing else {}
     for name in filter(_OF_TABLES.search, names):
         function = names[name]
-        n_sizes = sum(p.required for p in signature_of(function)) if callable(function) else 0
+        parameters = signature_of(function) if callable(function) else ()
+        n_sizes = len([p for p in parameters if p.required])
         code = f"{name}({', '.join((str(width), 'T')[:n_sizes])})"
-        made, texts = None, [f"{code}[{n}][:T]" for n in range(len(needing))]
+        made = None
+        texts = [f"{code}[{n}][:T]" for n in range(len(needing))]
         if n_sizes in (1, 2):
             with suppress(*NO_ANSWER):
                 made = _evaluated(names, code, CallSizes(1, 1, 1))
@@ -162,18 +164,20 @@ class _StatedSizes:
     """
 
     def __init__(self, template: UserAttention, slots: Sequence[CallParameter]) -> None:
-        self.built, parameters = template.built, signature_of(template.built.call)
+        self.built = template.built
+        parameters = template.parameters()
         defaults = {p.name: p.default for p in parameters}
         stored = {} if self.built.module is None else vars(self.built.module)
         held = {**stored, **self.built.arguments, **defaults, **template.others}
         self.numbers = {name: number for name, number in held.items() if isinstance(number, int)}
         self.weights = self.built.weight_shapes
-        self.d_model, self.d_head = self._stated("d_model"), self._stated("d_head")
+        self.d_model = self._stated("d_model")
+        self.d_head = self._stated("d_head")
         self.n_heads = self._stated("n_heads") or _HEADS
         if not self._stated("n_heads") and self.d_model and self.d_head:
             self.n_heads = self.d_model // self.d_head
         projects = self.weights or any(p.role in ("weight", "n_heads") for p in parameters)
-        n_starts = sum(p.required and p.role == "starts" for p in parameters)
+        n_starts = len([p for p in parameters if p.required and p.role == "starts"])
         self.has_texts = n_starts > 0
         self.is_pair = len(slots) > 1 and n_starts != 1
         self.is_guessed = not replace(template, slots=tuple(slots)).is_named
@@ -197,7 +201,7 @@ class _StatedSizes:
             widths = [*dict.fromkeys(width for width in known if width > 1)][:_MOST_WIDTHS]
             widths = widths or [self.d_model or self.n_heads * _HEAD_WIDTH]
         if self.is_pair:
-            return [*itertools.product(widths, widths)]
+            return [*product(widths, widths)]
         return [(width, width) for width in widths]
 
     def layer(self, d_in: int) -> LayerSizes:
@@ -246,7 +250,7 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     """The layouts to try: lengths that differ come first, because only the right axes take them. No
     length equals another size where that can be.
     """
-    taken = {*sizes.numbers.values(), *itertools.chain(*sizes.weights)}
+    taken = {*sizes.numbers.values(), *chain(*sizes.weights)}
     if sizes.is_packed:
         taken |= {3, sizes.n_heads}
     batch, q_len, same, k_len = (next(n for n in numbers if n not in taken) for numbers in _LENGTHS)
@@ -371,7 +375,8 @@ def _rotation(name: str, d_head: int, shape: PositionShape, sizes: CallSizes) ->
     angle = torch.outer(q_idx.double(), frequencies)
     turns = torch.polar(torch.ones_like(angle), angle)
     whole = torch.cat([turns, turns], -1)
-    pair, of_pairs = (whole[None].real, whole[None].imag), torch.view_as_real(turns)
+    pair = (whole[None].real, whole[None].imag)
+    of_pairs = torch.view_as_real(turns)
     further = [of_pairs, (whole.real, whole.imag)]
     lower = name.lower()
     if "cos" in lower:
@@ -408,7 +413,7 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
         and (p.required or (isinstance(p.default, Tensor) and p.default.numel() == 0))
     ]
     values: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
-    for row in itertools.zip_longest(*map(forms_of, needed)):
+    for row in zip_longest(*map(forms_of, needed)):
         made = {form.parameter: made_mask(form) for form in row if form is not None}
         values.append(values[-1] | made)
     return values

@@ -335,10 +335,8 @@ class Overview(HeadsScreen):
         """The checkpoint or layer, the text, and doubts."""
         record = self.session.record
         sequence = self.session.sequence
-        name = "a layer of mha"
-        if record.model is not None:
-            words = filter(None, (record.model.family, record.model.words_of_random))
-            name = visible(" · ".join(words))
+        subject = "a layer of mha" if record.model is None else record.model.family
+        name = visible(" · ".join(filter(None, (subject, record.words_of_random))))
         tokens = map(token_label, record.sequences[sequence].tokens[:width])
         heading = f"  {visible(' · '.join(texts_read(record)))}"
         if len(record.sequences) > 1:

@@ -104,7 +104,7 @@ class Session:
     def why_nothing(self) -> str:
         """Why a head cannot be drawn, or not yet."""
         if self.fault is not None:
-            return self.fault.message
+            return self.fault.typed_message
         if "mhacli.viewer.head" not in sys.modules:
             return "pictures follow"
         return "the record holds no pattern of this head: --keep pattern keeps it"

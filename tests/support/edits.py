@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -53,17 +53,20 @@ class Edit(NamedTuple):
         return user_code.write(folder, self.layer, (self.old, self.new), *self.also)
 
 
-def parameters(edits: Iterable[Edit]) -> list[object]:
+def parameters(edits: Iterable[Edit], *, by_default: Collection[str] = ()) -> list[object]:
     """The cases for `parametrize`, named by layer and expectation, and numbered where that is not
-    one of a kind.
+    one of a kind. Common edits are tried by default, or of them only those with the expectations
+    `by_default`.
     """
     seen: Counter[str] = Counter()
     rows = []
     for edit in edits:
-        name = f"{edit.name}-{edit.expect.partition('|')[0]}"
+        code = edit.expect.partition("|")[0]
+        name = f"{edit.name}-{code}"
         seen[name] += 1
         if seen[name] > 1:
             name = f"{name}-{seen[name]}"
-        marks = [] if edit.common else [pytest.mark.real]
+        is_tried = edit.common and (not by_default or code in by_default)
+        marks = [] if is_tried else [pytest.mark.real]
         rows.append(pytest.param(edit, id=name, marks=marks))
     return rows

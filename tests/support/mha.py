@@ -593,6 +593,7 @@ def _environment(
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TERM": "xterm-256color",
+        "MHA_PROGRESS_AFTER": "inf",
         "CUDA_CACHE_DISABLE": "1",
         "USE_PYTORCH_KERNEL_CACHE": "0",
         "MHA_BLOCK": os.environ.get("MHA_BLOCK"),

@@ -12,6 +12,8 @@ from support import user_code
 import mhacli
 from mhacli.commands.check.examine import examination_of
 from mhacli.commands.check.result import CheckRequest, Examination
+from mhacli.errors import in_python
+from mhacli.settings import options_of
 from mhacli.usercode.process import no_stage
 
 HINTS = Path(__file__).parents[1] / "contract" / "check" / "cases" / "hints.py"
@@ -48,8 +50,15 @@ def _typed(name: str, hint: str = "", **more: str) -> Examination:
 def test_the_hint_of_a_refusal_is_not_refused_when_it_is_typed(name: str, says: str) -> None:
     with pytest.raises(mhacli.MhaError, match="needs a value for") as raised:
         _typed(name)
-    assert says in raised.value.hint
-    assert _typed(name, raised.value.hint).verdict == "right"
+    assert says in raised.value.typed_hint
+    assert _typed(name, raised.value.typed_hint).verdict == "right"
+
+
+def test_an_option_of_a_layer_becomes_the_field_of_its_config() -> None:
+    options = dict(options_of(mhacli.Config))
+    assert len(options) > 20
+    for field, option in options.items():
+        assert in_python(f"try {option.name(field)} 3") == f"try {field}=3"
 
 
 @pytest.mark.parametrize("name", ["Block", "OwnWords", "Multiples", "Least"])

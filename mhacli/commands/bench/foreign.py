@@ -5,7 +5,7 @@ operators that its kernels run.
 import os
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.autograd.profiler import profile
@@ -22,18 +22,10 @@ _KERNEL_NAMES = {
 """What stands in the name of the operator `aten::_scaled_dot_product…` of each kernel."""
 
 
-class Observed(NamedTuple, Generic[T]):
-    """What a call gives, the names of the operators that it runs, and the most bytes that torch's
-    allocator held for it at a time, results included; None where the allocator does not say.
-    """
-
-    results: T
-    operators: frozenset[str]
-    peak_bytes: int | None
-
-
-def observed(call: Callable[[], T], device: torch.device) -> Observed[T]:
-    """A call under torch's profiler.
+def observed(call: Callable[[], T], device: torch.device) -> tuple[T, frozenset[str], int | None]:
+    """What a call gives under torch's profiler, the names of the operators that it runs, and the
+    most bytes that torch's allocator held for it at a time, results included; None where the
+    allocator does not say.
 
     Its events have no public form that is as fast to read. Where a version of torch has none of
     them, there are no operators, and on a CPU no memory.
@@ -53,7 +45,7 @@ def observed(call: Callable[[], T], device: torch.device) -> Observed[T]:
     elif device.type == "cpu" and kineto is not None:
         moved = (event.nbytes() for event in events if event.name() == "[memory]")
         peak = max(accumulate(moved, initial=0))
-    return Observed(results, frozenset(event.name() for event in events), peak)
+    return results, frozenset(event.name() for event in events), peak
 
 
 def kernel_among(operators: frozenset[str]) -> str | None:

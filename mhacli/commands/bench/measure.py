@@ -105,15 +105,11 @@ def bench(lengths: Sequence[int] = (), **settings: Any) -> Benchmark:
     passed. A backend whose single call is predicted to take longer than `call_limit_s` (5) is
     skipped. Raises `MhaError` for a missing device and for invalid sizes.
     """
-    given = {
-        name.removesuffix("_s"): value for name, value in {"lengths": lengths, **settings}.items()
+    given: dict[str, Any] = {
+        name.removesuffix("_s"): tuple(value) if isinstance(value, list | range) else value
+        for name, value in {"lengths": lengths, **settings}.items()
     }
-    lists = {
-        name: tuple(value)
-        for name, value in given.items()
-        if isinstance(value, list | tuple | range)
-    }
-    return measure(Sweep(**given | lists).checked())
+    return measure(Sweep(**given).checked())
 
 
 def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
@@ -137,7 +133,8 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         most_flops = sweep.call_limit * _flops_per_s(full.dtypes, device)
         for place, planned in enumerate(sizes):
-            report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
+            part = f"{planned[0].k_len} tokens, size {place + 1} of {len(sizes)}"
+            report_progress(part, place / len(sizes))
             available = free_bytes(device)
             admitted = {row.backend: _admitted(row, most_flops, available) for row in planned}
             rows += _measured(admitted, device, sweep)
@@ -284,12 +281,10 @@ def _first_calls(
         row = replace(
             row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason
         )
-    n_calls = (
-        1
-        if device.type == "cuda"
-        else math.ceil(MIN_SAMPLE_S / max(seconds_of(whole, 1, device), 1e-9))
-    )
-    n_calls = min(MAX_CALLS, n_calls)
+    n_calls = 1
+    if device.type != "cuda":
+        second_s = seconds_of(whole, 1, device)
+        n_calls = min(MAX_CALLS, math.ceil(MIN_SAMPLE_S / max(second_s, 1e-9)))
     return replace(row, n_calls=n_calls), partial(seconds_of, whole, n_calls, device)
 
 
@@ -362,13 +357,13 @@ def _problem(
     if not is_layer:
         of_keys = (row.batch, row.n_kv_heads, row.k_len, row.d_head)
         shapes = [(row.batch, row.n_heads, row.q_len, row.d_head), of_keys, of_keys]
-    kind: Any = {
-        "generator": torch.Generator(device).manual_seed(seed),
-        "dtype": getattr(torch, row.dtype),
-    }
+    generator, dtype = torch.Generator(device).manual_seed(seed), getattr(torch, row.dtype)
     has_gradient = row.direction != "forward"
     leaves = tuple(
-        torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes
+        torch.randn(
+            shape, generator=generator, dtype=dtype, device=device, requires_grad=has_gradient
+        )
+        for shape in shapes
     )
     exact_device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
     needed = (

@@ -12,6 +12,7 @@ import msgspec
 
 from mhacli.errors import UsageError
 from mhacli.record.shown import Shown
+from mhacli.render.base.format import count_of
 from mhacli.render.base.selection import grouped
 from mhacli.settings import (
     MAX_LENGTH,
@@ -104,9 +105,9 @@ class BenchRow:
     @property
     def family(self) -> str:
         """The properties that sizes differing only in batch and length have in common, as text."""
-        heads = f"{_count(self.n_heads, 'head')} × {self.d_head}"
+        heads = f"{count_of(self.n_heads, 'head')} × {self.d_head}"
         if self.n_kv_heads != self.n_heads:
-            heads += f" · {_count(self.n_kv_heads, 'kv head')}"
+            heads += f" · {count_of(self.n_kv_heads, 'kv head')}"
         if self.q_len < self.k_len:
             return f"{heads} · {self.dtype} · one query, all keys"
         direction = "forward and backward" if self.direction == "both" else self.direction
@@ -124,10 +125,6 @@ class BenchRow:
     def is_masked(self) -> bool:
         """Whether any cell is masked."""
         return self.causal and self.q_len > 1
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 _COMPUTED = "Computation"

@@ -23,7 +23,9 @@ def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examinatio
     """
     if not stated:
         return report
-    accepted, findings, used = list[Accepted](), list[Finding](), set[Accepted]()
+    accepted = list[Accepted]()
+    findings = list[Finding]()
+    used = set[Accepted]()
     for finding in report.findings:
         places = {place: _covering(stated, finding.code, place) for place in _places(finding)}
         used.update(chain.from_iterable(places.values()))
@@ -33,7 +35,8 @@ def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examinatio
             if covering
         ]
         findings.append(replace(finding, accepted=all(places.values())))
-    held, notes = list[Finding](), [*report.notes]
+    held = list[Finding]()
+    notes = [*report.notes]
     for each in stated:
         if each in used:
             continue
@@ -92,7 +95,9 @@ def _why_untried(report: Examination, accepted: Accepted) -> str:
 
 def _is_compared(report: Examination, accepted: Accepted) -> bool:
     """Whether a comparison that would show an accepted mistake found none."""
-    code, part, compared = accepted.code, accepted.part, report.compared
+    code = accepted.code
+    part = accepted.part
+    compared = report.compared
     if compared is not None and code.startswith("gradient-") and not compared.backward.compared:
         return False
     if compared is not None and code == "differs-in-16-bits" and "16" not in str(compared.dtypes):

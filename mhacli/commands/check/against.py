@@ -3,11 +3,11 @@ difference.
 """
 
 import inspect
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice, product
 from typing import NamedTuple
 
 import torch
@@ -117,7 +117,8 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     input fits both.
     """
     assert request.against is not None
-    target, other = request.target_request.target, request.against.target
+    target = request.target_request.target
+    other = request.against.target
     try:
         first = find_modes(load_built(request.target_request, stage), request.target_request)[-1]
         second = _other(request.against, first, stage)
@@ -166,7 +167,8 @@ def _outputs(compared: Comparison, other: str, dtype: str) -> OutputComparison |
     if not compared.gaps:
         return None
     worst = max(compared.gaps, key=lambda gap: gap.difference / gap.case.tolerance)
-    n, largest = len(compared.gaps), finite(worst.difference)
+    n = len(compared.gaps)
+    largest = finite(worst.difference)
     return OutputComparison(other, dtype, n, largest, worst.case.tolerance)
 
 
@@ -189,7 +191,8 @@ def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> Comparison:
     """
     first = None
     for pair, weights in pairs:
-        inputs, gaps = _shared_inputs(*pair, seed), list[Gap]()
+        inputs = _shared_inputs(*pair, seed)
+        gaps = list[Gap]()
         try:
             for each in inputs:
                 gaps += each.gaps(pair)
@@ -238,8 +241,8 @@ def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAt
         request = replace(request, arguments=tuple((arguments | dict(request.arguments)).items()))
         return find_modes(load_built(request, stage), request)[-1]
     except MhaError as fault:
-        fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
-        fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)
+        fault.typed_message = _ARGUMENT_OPTION.sub("--against-", fault.typed_message)
+        fault.typed_hint = fault.typed_hint and _ARGUMENT_OPTION.sub("--against-", fault.typed_hint)
         raise
 
 
@@ -258,7 +261,7 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
     projections. What one of them has no cell for, such as a bias, becomes zero in both, and what it
     has one cell for becomes equal in both.
     """
-    first, second = (subject.built.module for subject in both)
+    first, second = (subject.module for subject in both)
     if first is None or second is None or not list(second.parameters()):
         yield both, Choice("weights", _NO_WEIGHTS)
         return
@@ -266,10 +269,8 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
     readings = (
         _cells(module, subject, request) for module, subject in zip(modules, both, strict=True)
     )
-    for (_, cells), (words, other_cells) in itertools.product(*readings):
-        if {name: of.shape for name, of in cells.items()} != {
-            name: of.shape for name, of in other_cells.items()
-        }:
+    for (_, cells), (words, other_cells) in product(*readings):
+        if _shapes(cells) != _shapes(other_cells):
             continue
         copies = [cast_copy(module, torch.float64, "cpu") for module in modules]
         ours, theirs = (
@@ -292,6 +293,10 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
                 return
 
 
+def _shapes(cells: Cells) -> dict[str, torch.Size]:
+    return {name: each.shape for name, each in cells.items()}
+
+
 def _cells(
     module: nn.Module, subject: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[str, Cells]]:
@@ -305,18 +310,14 @@ def _cells(
         _BY_NAME,
         {name: parameter.detach().long() for name, parameter in numbered.named_parameters()},
     )
-    for reading in itertools.islice(
-        readings_of(subject, numbered, {}, request.n_heads), _MOST_READINGS
-    ):
+    for reading in islice(readings_of(subject, numbered, {}, request.n_heads), _MOST_READINGS):
         cells = {}
         for name, projection in reading.weights._asdict().items():
             if projection is not None:
                 weight = projection.weight.detach()
-                bias = (
-                    weight.new_zeros(len(weight))
-                    if projection.bias is None
-                    else projection.bias.detach()
-                )
+                bias = weight.new_zeros(len(weight))
+                if projection.bias is not None:
+                    bias = projection.bias.detach()
                 cells[name] = torch.cat([weight, bias[:, None]], dim=1).long()
         yield f"weights are copied: {', '.join(reading.parts)}", cells
 
@@ -341,13 +342,15 @@ class SharedInput(NamedTuple):
         """
         first, second = pair
         gaps = []
-        for form, other in itertools.product(self.forms, self.others):
+        for form, other in product(self.forms, self.others):
             with suppress(*NO_ANSWER):  # the form does not fit these sizes
                 case = make_case(self.name, first, self.inputs, form)
-                ours, theirs = case.output, as_float64(second(self.inputs, mask=other))
+                ours = case.output
+                theirs = as_float64(second(self.inputs, mask=other))
                 if ours.shape == theirs.shape:
                     counted = counted_rows(case.inputs, ours)
-                    ours, theirs = ours[counted], theirs[counted]
+                    ours = ours[counted]
+                    theirs = theirs[counted]
                 gaps.append(Gap(case, other, largest_difference(ours, theirs)))
         if not gaps and None in self.forms:
             raise MhaError(
@@ -393,7 +396,8 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
         )
     except (OutOfTime, *NO_ANSWER):
         return None
-    same, sites = list[str](), [site for site in _SITES if site in first and site in second]
+    same = list[str]()
+    sites = [site for site in _SITES if site in first and site in second]
     for site in sites:
         width = first[site][1][0].shape[-1] if site == "concat" else 1  # heads stand in columns
         a, b = (

@@ -31,9 +31,11 @@ def annotations(examination: Examination) -> Iterator[str]:
     """A line for each mistake, or one for a verdict that is not decided."""
     reasons = {each.code: f"; accepted: {each.reason}" for each in examination.accepted}
     for found in examination.findings:
-        level, more = "error", f"; fix: {found.fix.strip()}" if found.fix else ""
+        level = "error"
+        more = f"; fix: {found.fix.strip()}" if found.fix else ""
         if found.accepted:
-            level, more = "notice", reasons[found.code]
+            level = "notice"
+            more = reasons[found.code]
         yield _annotation(examination, level, found.message + more, found.file, found.line)
     if examination.verdict == "unknown":
         yield _annotation(examination, "warning", examination.sentence)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs
 from mhacli.models.layer_names import config_of, is_attention
-from mhacli.usercode.build import WithoutDropout
+from mhacli.usercode.build import WithoutDropout, is_of_torch
 from mhacli.usercode.door import NO_ANSWER, UserRaised, ours
 from mhacli.usercode.faults import SourceLine, source_line
 from mhacli.usercode.graph import user_line
@@ -59,8 +59,10 @@ _DRAWS = 8
 _ALL = 0.9
 """The share of all outputs that counts as all: where attention is sharp, some change by less than
 their rounding."""
-_STEPS, _CHUNK = 16, 4
-"""Tokens that are read behind a cache, the last of them together."""
+_STEPS = 16
+"""Tokens that are read behind a cache."""
+_CHUNK = 4
+"""The last of them, which are read together."""
 _LARGE = 1e3
 """Vectors times this are large, and their outputs should still be finite."""
 NARROW = ("float16", "bfloat16")
@@ -211,11 +213,15 @@ class BehaviourTester:
     @property
     def holds(self) -> bool:
         """Whether the behaviours that decide were tried, and all hold."""
-        ok = {name: answer.ok for name, answer in self.results.items()}
-        is_right = ok["repeat"] is True and ok["batch"] is True and False not in ok.values()
-        is_right = is_right and (ok.get("packing") is True or not self.intent.packed)
-        is_right = is_right and ok.get("sees", True) is True  # which is there where it is stated
-        return is_right and (ok["causality"] is True or self.is_bidirectional)
+        decide = ["repeat", "batch"]
+        if not self.is_bidirectional:
+            decide.append("causality")
+        if self.intent.packed:
+            decide.append("packing")
+        if "sees" in self.results:  # it is stated
+            decide.append("sees")
+        fails = any(answer.ok is False for answer in self.results.values())
+        return not fails and all(self.results[name].ok for name in decide)
 
 
 # ------------------------------------------------------------------------- the place of a failure
@@ -225,49 +231,61 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
     """A behaviour that fails and its finding: where passes differ with the first position, and with
     the first part whose outputs differ while its inputs agree.
     """
-    code, message = CODES[behaviour.name], behaviour.reason
     if not observed.differences:
-        seen = (
-            "numbers that are not finite" if behaviour.largest is None else f"{behaviour.largest:g}"
-        )
-        evidence = observed.evidence or (
-            f"{seen} in a check where at most {behaviour.tolerance:g} is right"
-        )
-        fix = words_of_code(code).advice
-        return behaviour, finding_of(code, evidence, message=message, fix=fix)
-    difference, *_ = differences = observed.differences
+        return behaviour, _finding_of_numbers(behaviour, observed)
+    differences = observed.differences
     at = behaviour.at or Place()
-    positions = (difference.by_token > passes.tolerance).nonzero().flatten()
-    position = next(iter(positions.tolist()), None)
-    befores = {
-        "causality": f"with other tokens from position {at.cut} on, ",
-        "packing": f"in the document that starts at position {at.cut}, ",
-    }
-    before = befores.get(behaviour.name, "")
-    sizes = (
-        f"{difference.largest:.2g} × the usual size of an output (rounding: {passes.tolerance:.2g})"
-    )
-    where = "for the whole text" if position is None else f"at position {position}"
-    part, attention = _first_parts(passes, difference)
+    positions = (differences[0].by_token > passes.tolerance).nonzero().flatten().tolist()
+    at = replace(at, position=positions[0] if positions else None)
+    evidence = _words_of_difference(passes, behaviour.name, at, differences[0])
+    part, attention = _first_parts(passes, differences[0])
     if part == "" and behaviour.name == "causality":  # maybe patches hold more tokens
         later = passes.changed(passes.middle, passes.length, 1)
         differences = (passes.difference(later).first(passes.middle),)
-        part, attention = _first_parts(passes, *differences)
-    label, line, fix, module = None, SourceLine(), "", passes.module
+        part, attention = _first_parts(passes, differences[0])
+    label = None
+    line = SourceLine()
+    message = behaviour.reason
+    fix = ""
+    module = passes.module
     if module is not None:
         label, line = _described(passes, module, part)
     if module is not None and label is not None:
         message = f"{message}, first in {label}"
         if lacks_batch_first(module.get_submodule(part or "")):
             fix = "build it with batch_first=True, without which it reads [length, batch, width]"
-    evidence = f"{before}the output {where} differs by {sizes}"
+    parts = _all_parts(passes, differences)
+    code = CODES[behaviour.name]
+    finding = finding_of(code, evidence, line, message=message, fix=fix, parts=parts)
+    return replace(behaviour, at=replace(at, module=label, attention=attention)), finding
+
+
+def _finding_of_numbers(behaviour: Behaviour, observed: Observed) -> Finding:
+    """The finding for a behaviour that fails by its numbers alone."""
+    code = CODES[behaviour.name]
+    evidence = observed.evidence
+    if not evidence:
+        largest = behaviour.largest
+        found = "numbers that are not finite" if largest is None else f"{largest:g}"
+        evidence = f"{found} in a check where at most {behaviour.tolerance:g} is right"
+    advice = words_of_code(code).advice
+    return finding_of(code, evidence, message=behaviour.reason, fix=advice)
+
+
+def _words_of_difference(passes: Passes, name: str, at: Place, difference: PassDifference) -> str:
+    """Where the outputs of passes differ, by how much, and how far ahead they look."""
+    befores = {
+        "causality": f"with other tokens from position {at.cut} on, ",
+        "packing": f"in the document that starts at position {at.cut}, ",
+    }
+    where = "for the whole text" if at.position is None else f"at position {at.position}"
+    size = f"{difference.largest:.2g} × the usual size of an output"
+    words = f"{befores.get(name, '')}the output {where} differs by {size}"
+    words += f" (rounding: {passes.tolerance:.2g})"
     if at.ahead is not None:
         farthest = "the end" if at.ahead == passes.length - 1 else f"{at.ahead} ahead"
-        evidence += f"; outputs depend on tokens up to {farthest}"
-    at = replace(at, position=position, module=label, attention=attention)
-    parts = _all_parts(passes, differences)
-    finding = finding_of(code, evidence, line, message=message, fix=fix, parts=parts)
-    return replace(behaviour, at=at), finding
+        words += f"; outputs depend on tokens up to {farthest}"
+    return words
 
 
 def _described(
@@ -280,7 +298,8 @@ def _described(
     parts = [module.get_submodule(name) for name in (*around, "")]
     cls = next((type(each) for each in parts if not is_of_torch(each)), type(parts[0]))
     label = None if part is None else f"{part or 'the model'} ({type(parts[0]).__name__})"
-    lines, file = list[SourceLine](), source_file(cls)
+    lines = list[SourceLine]()
+    file = source_file(cls)
 
     @ours()
     def note(*_: object) -> None:
@@ -304,16 +323,12 @@ def lacks_batch_first(module: nn.Module) -> bool:
     return is_of_torch(module) and getattr(module, "batch_first", True) is False
 
 
-def is_of_torch(module: nn.Module) -> bool:
-    """Whether it is a class of torch."""
-    return type(module).__module__.startswith("torch.")
-
-
 def _all_parts(passes: Passes, differences: Sequence[PassDifference]) -> tuple[str, ...]:
     """Each part whose outputs differ while its inputs agree, also where those before it give what
     they give in the other pass. The last one is "", the whole model, where others may be left.
     """
-    found, other_pass = list[str](), lru_cache(operator.call)
+    found = list[str]()
+    other_pass = lru_cache(operator.call)
     with suppress(OutOfTime, *NO_ANSWER):
         for difference in differences:
             theirs = other_pass(difference.parts[1])
@@ -335,7 +350,8 @@ def _first_parts(
     and the first attention whose outputs differ. `theirs` is what parts compute in the other pass,
     if that is known; `pinned` ones give the same here.
     """
-    n, module = len(difference.by_token), passes.module
+    n = len(difference.by_token)
+    module = passes.module
     run_ours, run_theirs = difference.parts
     theirs = run_theirs() if theirs is None else theirs
     ours = run_ours(
@@ -415,7 +431,8 @@ def _passes_to_be_finite(passes: Passes) -> list[PassOutput]:
 
 def _notes_on_large_and_masked(passes: Passes) -> list[str]:
     """What gives numbers that are not finite: large vectors, and masks that hide everything."""
-    model, notes = passes.model, list[str]()
+    model = passes.model
+    notes = list[str]()
     if not model.n_ids:
         large = passes.run_pass(passes.text * _LARGE)[0].output
         if not large.isfinite().all():
@@ -445,7 +462,8 @@ _LEAK = "an output depends on later tokens"
 
 def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether outputs before a cut stay when everything after it changes."""
-    omitted, attention = partial(not_tried, passes), passes.model.attention
+    omitted = partial(not_tried, passes)
+    attention = passes.attention
     if attention.is_pooled:
         reason = "its output is of a whole text, not of each token"
         return omitted(reason, is_bidirectional=True)
@@ -453,7 +471,9 @@ def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         return omitted("tokens may see later ones", is_bidirectional=True)
     if not passes.cuts:
         return omitted("needs a text of two tokens or more")
-    differences, reached, moves = list[PassDifference](), dict[int, float](), False
+    differences = list[PassDifference]()
+    reached = dict[int, float]()
+    moves = False
     for number, cut in enumerate(passes.cuts):
         moved = passes.difference(passes.changed(cut, passes.length, cut, alike=number % 2 == 0))
         moves = moves or bool((moved.by_token[cut:] > passes.tolerance).any())
@@ -571,10 +591,10 @@ def prefix(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether a shorter text gives the start of a longer one's outputs."""
     if answers["causality"].ok is not True:
         return not_tried(passes, "only where no output depends on a later token")
-    if passes.model.has_source and passes.model.attention.example is not None:
+    if passes.model.has_source and passes.attention.example is not None:
         reason = "in the example the text of the encoder may change with the length"
         return not_tried(passes, reason)
-    if intent.packed and passes.model.attention.example is not None:
+    if intent.packed and passes.attention.example is not None:
         return not_tried(passes, "in the example documents may change with the length")
     n = max(1, passes.length // 3)
     agrees = "a shorter text gives the start of a longer one's"
@@ -605,7 +625,8 @@ def cache(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         return not_tried(passes, "only where no output depends on a later token")
     length = max(1, passes.length * 7 // 8)  # a position too far must be one that the model has
     n_steps = min(_STEPS, length - 1)
-    n, chunk = length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
+    n = length - n_steps
+    chunk = _CHUNK if n_steps > 2 * _CHUNK else 1
     difference = difference_of(
         passes.run_steps((*range(n, length - chunk + 1), length)), passes.first_pass
     )
@@ -623,7 +644,7 @@ def dtype(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """How far bfloat16 changes outputs of a model in float32."""
     if passes.precision != "float32":
         return not_tried(passes, f"it computes in {passes.precision}")
-    if passes.model.attention.built.is_interpreted:
+    if passes.attention.built.is_interpreted:
         return not_tried(passes, "Triton's interpreter computes wrongly in bfloat16")
     text = passes.texts[-1]
     autocast = partial(torch.autocast, text.device.type, torch.bfloat16)

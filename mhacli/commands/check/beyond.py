@@ -7,7 +7,7 @@ errors has a limit too, which shows a wrong scale that single numbers hide.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -30,11 +30,10 @@ from mhacli.text.numbers import shown
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
 from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.roles import signature_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
-from .candidates import FROM_FIRST_KEY
+from .candidates import FROM_FIRST_KEY, DesignChoice, own_pattern
 from .derivatives import derivatives, gradients_of
 from .diagnose import Diagnosis
 from .gradients import MOST_NAMED, OwnGradients, leaves_of
@@ -153,17 +152,23 @@ class Comparison:
     """A subject and the layer that it is, in calls of any size."""
 
     def __init__(self, diagnosis: Diagnosis) -> None:
-        self.diagnosis, probed, candidate = diagnosis, diagnosis.probed, diagnosis.candidate
+        self.diagnosis = diagnosis
+        probed = diagnosis.probed
+        candidate = diagnosis.candidate
         assert candidate is not None
-        self.probed, self.seed = probed, probed.request.seed
+        self.probed = probed
+        self.seed = probed.request.seed
         self._subjects: dict[torch.dtype, UserAttention] = {}
         forms = (case.form for case in diagnosis.cases if case.form is not None)
         self.variants = variants_of(probed.subject, dict.fromkeys(forms))
-        self.layer, seen, self.length = candidate.layer, probed.influence, None
+        self.layer = candidate.layer
+        seen = probed.influence
+        self.length = None
         is_own = any(choice.name == "own-pattern" for choice in candidate.choices)
         if is_own and seen is not None and pattern_of(seen).is_of_length:
             self.length = len(seen)
-        self.module, self.projections = probed.module, set[str]()
+        self.module = probed.module
+        self.projections = set[str]()
         if candidate.reading is not None:
             self.projections = {*candidate.reading.parts}
             # read anew, so that gradients reach the parameters
@@ -171,6 +176,11 @@ class Comparison:
             self.layer = replace(
                 candidate.design, weights=Projections(q, k, v, candidate.reading.out)
             )
+
+    def adopt(self, design: DesignChoice, found: Beyond) -> None:
+        """Compares with another design of the layer from now on, and adds its choices."""
+        self.layer = replace(self.layer, **design.changes)
+        found.choices += design.choices
 
     def parameters(self, dtype: torch.dtype) -> dict[str, nn.Parameter]:
         """The trainable parameters of the reference, by the names of the user's module; in 16 bits
@@ -199,7 +209,8 @@ class Comparison:
 
     def result(self, cell: Cell) -> CellResult:
         """What a call shows. Raises `OutOfTime`."""
-        found, variant = self._result(cell), cell.variant
+        found = self._result(cell)
+        variant = cell.variant
         if variant.scale and found.differs:  # which may divide
             other = self._result(cell._replace(variant=variant._replace(scale=1 / variant.scale)))
             return found if other.differs else other
@@ -231,8 +242,9 @@ class Comparison:
         """What derivatives show, in the first call, of the parameters that the reference does not
         have and of training mode. Raises `OutOfTime`.
         """
-        found, subject = OwnGradients(), self.subject_in(first.cell.dtype)
-        module = subject.built.module
+        found = OwnGradients()
+        subject = self.subject_in(first.cell.dtype)
+        module = subject.module
         is_slow = subject.built.is_interpreted
         if module is None or is_slow or first.cell.computed != torch.float64:
             found.leave(first.unreached)
@@ -265,13 +277,15 @@ class Comparison:
         shapes = [each.cell.shape for each in results if not each.refusal]
         if (steps := self.diagnosis.steps) is None or steps.differing:
             return []
-        longest, convention = max(shape.q_len for shape in shapes), steps.convention
+        longest = max(shape.q_len for shape in shapes)
+        convention = steps.convention
         with suppress(*NO_ANSWER):
             further = steps_of(convention, longest, (longest - 1, longest), self.seed)
             if further.differing:
                 where = f"behind a cache of {longest - 1} tokens"
                 evidence = f"{where} outputs are not those of one call"
-                error, limit = further.largest, further.cases[0].tolerance
+                error = further.largest
+                limit = further.cases[0].tolerance
                 return [
                     finding_of(
                         "differs-beyond", evidence, where=where, error=error, tolerance=limit
@@ -288,7 +302,8 @@ class Comparison:
         `Unreadable` if one of its arguments is larger than the numbers of the dtype.
         """
         if dtype not in self._subjects:
-            subject, largest = self.probed.subject, torch.finfo(dtype).max
+            subject = self.probed.subject
+            largest = torch.finfo(dtype).max
             for name, value in subject.built.arguments.items():
                 if isinstance(value, int | float) and abs(value) > largest:
                     raise Unreadable(f"{name}={value:g} does not fit")
@@ -301,7 +316,9 @@ class Comparison:
     @torch.enable_grad()
     def _truth(self, cell: Cell, inputs: Inputs) -> Truth:
         """What the reference gives."""
-        scores, layer, scale = [0.0], self.layer, cell.variant.scale
+        scores = [0.0]
+        layer = self.layer
+        scale = cell.variant.scale
         if scale is not None:
             layer = replace(layer, scale=scale)
         if n_heads := cell.shape.n_heads:
@@ -336,7 +353,8 @@ class Comparison:
         self, cell: Cell, subject: UserAttention, inputs: Inputs, out: Tensor, truth: Truth
     ) -> CellResult:
         """What the output and the gradients of a call show."""
-        limits, module = _Limits(cell, truth), subject.built.module
+        limits = _Limits(cell, truth)
+        module = subject.module
         ours = torch.where(truth.counted[..., None], as_float64(out), truth.results["out"])
         wrong = limits.mismatch("out", ours)
         if wrong is not None or not out.requires_grad or self.probed.request.no_backward:
@@ -376,7 +394,8 @@ class _Limits:
     """
 
     def __init__(self, cell: Cell, truth: Truth) -> None:
-        self.truth, self.dtype = truth, cell.computed
+        self.truth = truth
+        self.dtype = cell.computed
         self.eps = torch.finfo(self.dtype).eps
         is_mild = not cell.variant.is_sharp and cell.shape.k_len > 1
         self.has_norm_limit = cell.computed in NARROW and is_mild
@@ -393,7 +412,8 @@ class _Limits:
             return None
         true = self.truth.results[name]
         errors = torch.where(ours.isfinite(), (ours - true).abs(), torch.inf)
-        error, norm = errors.max().item(), 0.0
+        error = errors.max().item()
+        norm = 0.0
         # a gradient of 0 has no norm of its own
         if self.has_norm_limit and self.sizes[name] > TOLERANCE * self.largest_gradient:
             norm = errors.norm().item() - self.eps * true.norm().item()
@@ -436,12 +456,15 @@ class _Limits:
 
 def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     """What the grid shows of an attention that is right in its first calls."""
-    found, request, subject = Beyond(), diagnosis.probed.request, diagnosis.probed.subject
+    found = Beyond()
+    request = diagnosis.request
+    subject = diagnosis.subject
     if subject.ids is not None:
         return found
     if subject.inner is not None:
         found.notes.append(f"inside it rounds as coarsely as {dtype_name(subject.inner)}")
-    comparison, results = Comparison(diagnosis), list[CellResult]()
+    comparison = Comparison(diagnosis)
+    results = list[CellResult]()
     try:
         _run(comparison, request.length, results, found)
         found.findings += _findings(comparison, results)
@@ -473,30 +496,45 @@ def _run(
     comparison: Comparison, longest: int | None, results: list[CellResult], found: Beyond
 ) -> None:
     """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
-    subject, run = comparison.probed.subject, comparison.results
+    subject = comparison.probed.subject
+    run = comparison.results
     shapes = shapes_of(subject, comparison.layer, longest)
     if length := comparison.length:
         shapes = [shape._replace(q_len=length, k_len=length) for shape in shapes[:1]]
     results += run(shapes, subject.dtype)
-    if _takes_pattern(comparison, results, found):
+    if (rule := _rule_shown(comparison, results)) is not None:
+        comparison.adopt(rule, found)
         shapes = shapes_of(subject, comparison.layer, longest)
         results[:] = run(shapes, subject.dtype)
     refused = {each.cell.shape for each in results if each.refusal}
     tiled = dict.fromkeys(in_tiles(shape) for shape in shapes if shape in refused)
     if refused.issuperset(shapes[:1]):
-        first = shapes[0]
-        shorter = [first._replace(q_len=n, k_len=n) for n in SHORTER if n < first.k_len]
-        for shape in (*shorter, *tiled):
-            results += run([shape], subject.dtype)
-            if shape in shorter and not results[-1].refusal:  # its positions end there
-                break
-        if _takes_pattern(comparison, results, found):
+        results += _in_shorter(comparison, shapes[0], tiled)
+        if (rule := _rule_shown(comparison, results)) is not None:
+            comparison.adopt(rule, found)
             results[:] = run([*dict.fromkeys(each.cell.shape for each in results)], subject.dtype)
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
     shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
     for dtype in subject.built.kernel_dtypes:
         if dtype != subject.dtype and not any(map(_is_wrong, results)):
             results += _in_narrower(comparison, shapes, dtype, found)
+
+
+def _in_shorter(
+    comparison: Comparison, first: Shape, tiled: Iterable[Shape]
+) -> Iterator[CellResult]:
+    """What calls show that are shorter than the first, up to one that works, where the positions of
+    the code end; else calls in whole tiles.
+    """
+    dtype = comparison.probed.subject.dtype
+    for n in SHORTER:
+        if n < first.k_len:
+            shorter = comparison.results([first._replace(q_len=n, k_len=n)], dtype)
+            yield from shorter
+            if not shorter[-1].refusal:
+                return
+    for shape in tiled:
+        yield from comparison.results([shape], dtype)
 
 
 def _is_wrong(result: CellResult) -> bool:
@@ -518,24 +556,22 @@ def _in_narrower(
     return own
 
 
-def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found: Beyond) -> bool:
-    """Whether outputs differ only because tokens see a window or their chunk, or a causal mask
-    starts at the first key, which the first calls are too short to show.
+def _rule_shown(comparison: Comparison, results: Sequence[CellResult]) -> DesignChoice | None:
+    """The design by which outputs differ alone, because tokens see a window or their chunk, or a
+    causal mask starts at the first key, which the first calls are too short to show; None for none.
     """
     plain = [each for each in results if each.cell.variant == PLAIN]
-    shapes, layer = [each.cell.shape for each in plain if each.differs], comparison.layer
+    shapes = [each.cell.shape for each in plain if each.differs]
+    layer = comparison.layer
     is_from_last = layer.causal and not layer.top_left and comparison.probed.subject.is_function
     if shapes and is_from_last and all(shape.q_len < shape.k_len for shape in shapes):
-        comparison.layer = replace(layer, top_left=True)  # the first calls may have equal lengths
-        found.choices.append(FROM_FIRST_KEY)
-        return True
+        # the first calls may have equal lengths
+        return DesignChoice({"top_left": True}, (FROM_FIRST_KEY,))
     square = [shape.q_len for shape in shapes if shape.q_len == shape.k_len]
     seen = influence_in(comparison.probed, min(square)) if square else None
     if seen is None or (pattern := pattern_of(seen)).is_of_length:
-        return False
-    comparison.layer = replace(comparison.layer, causal=False, visible_cells=pattern.cells)
-    found.choices.append(Choice("own-pattern", pattern.words))
-    return True
+        return None
+    return own_pattern(pattern)
 
 
 def _findings(comparison: Comparison, results: Sequence[CellResult]) -> Iterator[Finding]:
@@ -595,7 +631,8 @@ def _finding(
     ran: Sequence[CellResult],
 ) -> Finding:
     """A finding for calls that differ among those that ran."""
-    first, worst = differing[0], differing[0].mismatches[0]
+    first = differing[0]
+    worst = differing[0].mismatches[0]
     # one key has a weight of 1 and no gradient, whatever is wrong
     passing = [each.cell for each in ran if not each.mismatches and each.cell.shape.k_len > 1]
     apart = separation_of([each.cell for each in differing], passing)
@@ -651,6 +688,6 @@ def _passed(ran: Sequence[CellResult], subject: UserAttention) -> tuple[str, ...
     variants = [each.cell.variant for each in ran]
     given = [each.words for each in variants if each.form is not None or each.given]
     if subject.is_turned:
-        switches = [each.name for each in signature_of(subject.built.call, "causal")]
+        switches = [each.name for each in subject.parameters("causal")]
         given += [f"{name}={subject.others[name]}" for name in switches if name in subject.others]
     return tuple(dict.fromkeys(given))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.mistakes import scales_of_mistakes
 from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer, do_broadcast, require
-from mhacli.usercode.build import Built, as_float64
+from mhacli.usercode.build import Built, as_float64, is_of_torch
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import HIDDEN, KERNEL, Operation, RecordedCall
@@ -37,7 +37,7 @@ from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
-from .patterns import pattern_of
+from .patterns import Pattern, pattern_of
 from .probes import (
     TOLERANCE,
     InputCase,
@@ -83,11 +83,9 @@ class Candidate:
     @cached_property
     def layer(self) -> ReferenceLayer:
         """The design with its weights."""
-        return (
-            self.design
-            if self.reading is None
-            else replace(self.design, weights=self.reading.weights)
-        )
+        if self.reading is None:
+            return self.design
+        return replace(self.design, weights=self.reading.weights)
 
     def with_designs(self, *options: DesignChoice) -> Candidate:
         """The same with further designs."""
@@ -147,7 +145,8 @@ def _with_queries(
     """The attention and a call, with each of the queries that it may make itself: a parameter, or
     the first or the last rows of what it reads, or their mean.
     """
-    subject, module = probed.subject, probed.module
+    subject = probed.subject
+    module = probed.module
     n = subject.sizes.q_len
     if not subject.has_own_queries or module is None:
         yield probed, _PLAIN, call
@@ -161,7 +160,7 @@ def _with_queries(
     }
     own = {name: rows for name, rows in own.items() if call.producers_of(rows(call.inputs))}
     for path, part in module.named_modules():
-        is_of_user = not type(part).__module__.startswith("torch.") and not is_norm(part)
+        is_of_user = not is_of_torch(part) and not is_norm(part)
         for name, each in part.named_parameters(path, recurse=False):
             if each.numel() % n == 0 and (is_of_user or isinstance(part, nn.Embedding)):
                 own[name] = partial(_repeated, each.reshape(n, -1))
@@ -180,7 +179,9 @@ def _repeated(rows: Tensor, inputs: Inputs) -> Tensor:
 
 def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
     """The layers that the weights allow, with each way to split and join heads."""
-    subject, module, request = probed.subject, probed.module, probed.request
+    subject = probed.subject
+    module = probed.module
+    request = probed.request
     if subject.is_function:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
@@ -214,14 +215,14 @@ def readings_of(
     """Every reading of the weights, with each possible number of heads: stated, else from arguments
     and attributes, else divisors of the widest weight.
     """
-    named, n_kv = counts_of(subject.built, "n_heads"), counts_of(subject.built, "n_kv_heads")
-    parts, sizes = parts_of(module, tensors), subject.sizes
+    named = counts_of(subject.built, "n_heads")
+    n_kv = counts_of(subject.built, "n_kv_heads")
+    parts = parts_of(module, tensors)
+    sizes = subject.sizes
     width = max((max(part.weight.shape) for part in parts), default=1)
-    counts = (
-        [*named, 1, *(width // n for n in named)]
-        if named
-        else [n for n in range(1, 65) if width % n == 0]
-    )
+    counts = [*named, 1, *(width // n for n in named)]
+    if not named:
+        counts = [n for n in range(1, 65) if width % n == 0]
     for n_heads in dict.fromkeys(n for n in (stated, *counts) if n):
         n_kv_heads = next((n for n in n_kv if n_heads % n == 0), None)
         yield from projection_readings(
@@ -234,17 +235,11 @@ def counts_of(built: Built, role: str) -> list[int]:
     modules are not heads, as the groups of a norm are not.
     """
     named = list(built.arguments.items())
-    for module in [] if built.module is None else built.module.modules():
-        if isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith(
-            "torch."
-        ):
-            named += vars(module).items()
-    counts = [
-        value
-        for _, value in numbers_of(named, role)
-        if isinstance(value, int) and 0 < value <= 1024
-    ]
-    return list(dict.fromkeys(counts))
+    for part in built.parts.values():
+        if isinstance(part, nn.MultiheadAttention) or not is_of_torch(part):
+            named += vars(part).items()
+    numbers = [number for _, number in numbers_of(named, role) if isinstance(number, int)]
+    return [number for number in dict.fromkeys(numbers) if 0 < number <= 1024]
 
 
 def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, float]]:
@@ -268,7 +263,8 @@ def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignCho
     shows which; what is stated alone, where the probes show it. Then with a rule of its own
     that the probes show; where it is meant to be causal, one that shows the future does not count.
     """
-    expected, influence = probed.expects_causal, probed.influence
+    expected = probed.expects_causal
+    influence = probed.influence
     if influence is not None and (statement := statement_of(probed.request)) is not None:
         n_heads = next(iter(counts_of(probed.subject.built, "n_heads")), 1)
         n_heads = probed.subject.sizes.n_heads or n_heads
@@ -293,7 +289,12 @@ def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignCho
     pattern = pattern_of(influence)
     is_window = probed.visible == "causal" and not pattern.is_of_length
     if is_window or probed.visible in ("other", "itself only"):
-        yield _chosen("own-pattern", pattern.words, causal=False, visible_cells=pattern.cells)
+        yield own_pattern(pattern)
+
+
+def own_pattern(pattern: Pattern) -> DesignChoice:
+    """The design of a layer that hides cells by a pattern of its own."""
+    return _chosen("own-pattern", pattern.words, causal=False, visible_cells=pattern.cells)
 
 
 def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
@@ -406,17 +407,18 @@ def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design
     """The score bias that a call shows, for inputs of any length; it raises what the subject
     raises.
     """
-    subject, seed, shown = probed.subject, probed.request.seed, [*score_biases_in(call)]
+    subject = probed.subject
+    seed = probed.request.seed
+    shown = [*score_biases_in(call)]
 
     @functools.cache
     def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
         inputs = subject.drawer(seed).inputs(
             with_context=with_context, q_len=q_len, k_len=k_len, batch=batch
         )
-        biases = [
-            *score_biases_in(recorded_case(subject, make_case("other lengths", subject, inputs)))
-        ]
-        return sum((each.values for each in biases), torch.zeros(())) if biases else None
+        other = recorded_case(subject, make_case("other lengths", subject, inputs))
+        biases = [each.values for each in score_biases_in(other)]
+        return sum(biases, torch.zeros(())) if biases else None
 
     def bias(inputs: Inputs) -> Tensor | None:
         return at_lengths(inputs.keys is not None, *inputs.lengths)
@@ -431,7 +433,8 @@ def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design
 def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
     """Every bias added to scores in a call; masks are left out."""
     for op, source in call.combined("add", "sub", "baddbmm", KERNEL):
-        shape, added = op.output.shape, source.output
+        shape = op.output.shape
+        added = source.output
         is_operand = op.name == KERNEL and source in op.sources[:3]  # such as a learned query
         if is_operand or not added.is_floating_point() or op.arguments.get("beta") == 0:
             continue
@@ -441,9 +444,9 @@ def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
         visible = bias[0, 0, -1] >= HIDDEN
-        factor = next(filter(None, map(_factor_of, op.readers)), 1.0) * (
-            -1 if op.name.startswith("sub") else 1
-        )
+        factor = next(filter(None, map(_factor_of, op.readers)), 1.0)
+        if op.name.startswith("sub"):
+            factor = -factor
         bias = bias.masked_fill(bias < HIDDEN, 0.0) * factor
         if torch.equal(bias, bias[:1].expand_as(bias)):
             yield _bias_of_all_sequences(bias[:1], visible, op, source)
@@ -477,7 +480,8 @@ def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
     """
     if operation.name not in ("view", "reshape") or not _is_learned(operation):
         return False
-    table, reshaped = operation.sources[0].output.shape, operation.output.shape
+    table = operation.sources[0].output.shape
+    reshaped = operation.output.shape
     return table[-1] == shape[1] > 1 and table != reshaped and reshaped[-3:] == tuple(shape[1:])
 
 
@@ -519,7 +523,8 @@ class Rotation(NamedTuple):
     @property
     def words(self) -> str:
         """Which columns it turns, and by which angles."""
-        base, n_turned = base_of(self.rates), 2 * int((self.rates.abs() > 1e-6).sum())
+        base = base_of(self.rates)
+        n_turned = 2 * int((self.rates.abs() > 1e-6).sum())
         words = (
             f"{PAIRS[self.pairing]}, {'angles of its own' if base is None else f'base {base:g}'}"
         )
@@ -559,7 +564,8 @@ def _rotations_in(call: RecordedCall, stated: Pairing | None) -> list[Rotation]:
 
 def _usual_rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """None, unless a pairing is stated, and those by the usual angles."""
-    stated, pairings = probed.request.rope, list[Pairing]()
+    stated = probed.request.rope
+    pairings = list[Pairing]()
     if stated:
         pairings = [stated]
     else:
@@ -582,9 +588,11 @@ def _rates(x: Tensor, y: Tensor, pairing: Pairing) -> Tensor | None:
     `[position, …, d]`; None if y is no such rotation, or its angles do not look like positions: of
     one sign, and falling from pair to pair.
     """
-    a, b = _pairs(x, pairing), _pairs(y, pairing)
+    a = _pairs(x, pairing)
+    b = _pairs(y, pairing)
     others = tuple(range(1, a.ndim - 1))
-    products, squares = b * a.conj(), a.abs().square()
+    products = b * a.conj()
+    squares = a.abs().square()
     rotor = products.sum(others, keepdim=True) / squares.sum(others, keepdim=True)
     steps = rotor[1:] / rotor[:-1]
     is_rotation = (rotor.abs() - 1).abs().max() <= 1e-4
@@ -625,13 +633,15 @@ def norm_of(call: RecordedCall, role: str) -> Norm | None:
     """The norm of the heads of queries or keys in a call, with all that follows it, such as a gain,
     but without a number below 1, which scales the scores; None without one.
     """
-    rows, scale = list[Tensor](), 1.0
+    rows = list[Tensor]()
+    scale = 1.0
     for operation, tensor in call.vectors(role):
         scale *= min(_factor_of(operation) or 1.0, 1.0) if tensor.shape[-1] > 1 else 1.0
         rows.append((tensor if tensor.ndim == 4 else tensor[:, None]) / scale)
-    for x, y in [
-        (x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape
-    ]:
+    pairs = ((x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]))
+    for x, y in pairs:
+        if x.shape != y.shape:
+            continue
         fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
         gaps = [float((norm(x) - y).abs().max()) for norm in fits]
         least = min(gaps)
@@ -646,13 +656,15 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
     """
     normed = function(x, x.shape[-1:], eps=eps)
     u, y = (rows.movedim(1, 0).flatten(1, -2) for rows in (normed, y))
-    mean_u, mean_y = u.mean(dim=1, keepdim=True), y.mean(dim=1, keepdim=True)
+    mean_u = u.mean(dim=1, keepdim=True)
+    mean_y = y.mean(dim=1, keepdim=True)
     covariance = ((u - mean_u) * (y - mean_y)).mean(dim=1, keepdim=True)
     variance = (u - mean_u).square().mean(dim=1, keepdim=True)
     gain = covariance / variance.clamp(min=1e-30)
     shift = mean_y - gain * mean_u
     if torch.allclose(gain, gain[:1].expand_as(gain), rtol=1e-4, atol=1e-7):
-        gain, shift = gain.mean(dim=0, keepdim=True), shift.mean(dim=0, keepdim=True)
+        gain = gain.mean(dim=0, keepdim=True)
+        shift = shift.mean(dim=0, keepdim=True)
 
     def norm(heads: Tensor) -> Tensor:
         if heads.shape[-1] != gain.shape[-1] and heads.shape[1] > 1:
@@ -668,13 +680,16 @@ def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The norms of queries and keys that a call shows, the same for both and none where it shows
     one, beside what it does to values: a norm, or a learned number times them.
     """
-    q_norm, k_norm = norm_of(call, "q"), norm_of(call, "k")
-    of_values, v_norm = list[Choice](), norm_of(call, "v")
+    q_norm = norm_of(call, "q")
+    k_norm = norm_of(call, "k")
+    of_values = list[Choice]()
+    v_norm = norm_of(call, "v")
     if v_norm:
         of_values = [Choice("v-norm", f"values are normalised, as {_READ}")]
     elif (factor := _factor_of_values(call)) is not None:
         words = f"values are multiplied by a learned number, {factor.item():g}, {_READ}"
-        of_values, v_norm = [Choice("v-factor", words)], factor.mul
+        of_values = [Choice("v-factor", words)]
+        v_norm = factor.mul
     if q_norm is None or k_norm is None:
         yield DesignChoice({"v_norm": v_norm}, tuple(of_values))
     if q_norm or k_norm:
@@ -761,10 +776,14 @@ def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Des
     if probed.subject.is_function or not call.operations:
         yield _PLAIN
         return
-    out, last, choices, activation = as_float64(call.out), call.operations[-1], list[Choice](), None
+    out = as_float64(call.out)
+    last = call.operations[-1]
+    choices = list[Choice]()
+    activation = None
     name = last.name.rstrip("_")
     if name in _ACTIVATIONS:
-        out, activation = _as_rows(last.sources[0].output), getattr(F, name)
+        out = _as_rows(last.sources[0].output)
+        activation = getattr(F, name)
         choices.append(Choice("activation", f"the output passes through {name}"))
     after = replace(_summed(probed, call, out), activation=activation)
     if after.norm is not None:
@@ -782,7 +801,8 @@ def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Des
 
 def _summed(probed: ProbedAttention, call: RecordedCall, out: Tensor) -> AfterAttention:
     """The residual connection and the norm that make an output of what the call makes before."""
-    inputs, made = call.inputs.queries, _made_rows(call, call.out.shape)
+    inputs = call.inputs.queries
+    made = _made_rows(call, call.out.shape)
     for norm, has_residual in product((*_norms_in(probed), None), (True, False)):
         if has_residual and inputs.shape != out.shape:
             continue
@@ -793,12 +813,9 @@ def _summed(probed: ProbedAttention, call: RecordedCall, out: Tensor) -> AfterAt
 
 def _norms_in(probed: ProbedAttention) -> list[Norm]:
     """The norms of a module, as functions of rows `[batch, length, width]`."""
-    parts = (
-        []
-        if probed.module is None or probed.subject.is_function
-        else [*probed.module.modules()][1:]
-    )
-    return [_of_rows(part) for part in parts if is_norm(part)]
+    if probed.module is None or probed.subject.is_function:
+        return []
+    return [_of_rows(part) for part in [*probed.module.modules()][1:] if is_norm(part)]
 
 
 def _made_rows(call: RecordedCall, shape: Sequence[int]) -> list[Tensor]:

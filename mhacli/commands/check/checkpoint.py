@@ -58,7 +58,8 @@ def checkpoint_behaviour(
     finite; all else is asked in float32, where rounding is no excuse, if memory allows. Raises
     `MhaError` where it reads none, or its pass raises.
     """
-    model, notes = loaded.model, list[str]()
+    model = loaded.model
+    notes = list[str]()
     text_model = replace(_text_model(loaded, stage, notes), pad=loaded.pad_id)
     read = list[Tensor]()
     if texts and loaded.tokenizer is None:
@@ -76,30 +77,40 @@ def checkpoint_behaviour(
         **tests_stated(request),
     }
     tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
-    dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
-    is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
+    n_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+    is_narrow = loaded.dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):
-        call_user(model.float)
-        wide = Passes(text_model, request.seed, passes.texts, request.length)
-        wide.n_passes += passes.n_passes
-        tester = replace(tester, passes=wide)
-        moved = largest_of(map(difference_of, passes.single_passes, wide.single_passes))
-        reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
-        tester.results["dtype"] = seen(wide, None, reason, moved).named("dtype")
+        tester = _widened(tester, loaded, request)
     tester.test(names)
     return tester, (*loaded.notes, *notes)
+
+
+def _widened(tester: BehaviourTester, loaded: Loaded, request: CheckRequest) -> BehaviourTester:
+    """The tester of a model that computes in float32 from now on, with how far its own dtype
+    changes outputs.
+    """
+    narrow = tester.passes
+    call_user(loaded.model.float)
+    wide = Passes(narrow.model, request.seed, narrow.texts, request.length)
+    wide.n_passes += narrow.n_passes
+    moved = largest_of(map(difference_of, narrow.single_passes, wide.single_passes))
+    reason = f"in {loaded.dtype}, its own, outputs change by up to {moved:.2g} of their size"
+    tester.results["dtype"] = seen(wide, None, reason, moved).named("dtype")
+    return replace(tester, passes=wide)
 
 
 def _text_model(loaded: Loaded, stage: Stage, notes: list[str]) -> TextModel:
     """A checkpoint as a function of texts. Where it refuses those of ordinary ids, its config gets
     an id of padding, if it has none, or they end with its end token. Raises `MhaError`.
     """
-    model, config = loaded.model, loaded.text_config
+    model = loaded.model
+    config = loaded.text_config
     target = TargetRequest(loaded.source, device=str(device_of(model)))
     of_ids = partial(
         text_model_of_ids, Built(loaded.source, type(model), model, stage=stage), target
     )
-    found, end = of_ids() or of_ids(has_table=False), getattr(config, "eos_token_id", None)
+    found = of_ids() or of_ids(has_table=False)
+    end = getattr(config, "eos_token_id", None)
     if found is None and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = loaded.pad_id
         notes.append(f"config.pad_token_id is not set: {loaded.pad_id} was taken")
@@ -158,7 +169,8 @@ def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tenso
     if texts is not TEXTS and any(n_more for _, n_more in begun):
         notes.append(f"texts are cut to their first {limit} tokens")
     require_ids([row for row, _ in begun], n_vocabulary_of(loaded.config), loaded.source)
-    longest, lengths = max(rows, key=len), {len(ids) for ids in rows}
+    longest = max(rows, key=len)
+    lengths = {len(ids) for ids in rows}
     n = len(longest)
     if len(rows) < 3 or len(lengths) < 2:
         rows += [longest[:cut] for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
@@ -177,8 +189,10 @@ TEXTS = (
     "Read it again.",
 )
 """The default texts: sentences of several lengths, with numbers and punctuation."""
-MOST_TOKENS, MOST_OF_OURS = 512, 48
-"""The most tokens read of a text: of the user's, and of the default ones."""
+MOST_TOKENS = 512
+"""The most tokens read of a text of the user's."""
+MOST_OF_OURS = 48
+"""The most tokens read of a default text."""
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)\b")
 
 
@@ -187,7 +201,8 @@ _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditio
 
 def eager(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether the default implementation of attention gives what eager attention gives."""
-    model, within = passes.module, partial(eager_in_place, passes.module)
+    model = passes.module
+    within = partial(eager_in_place, passes.module)
     name = entry_of(model).implementation
     if name == "eager":
         return not_tried(passes, "eager is what runs by default")
@@ -277,10 +292,8 @@ def _inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[Attenti
     """
     names: dict[tuple[str, str], dict[str, None]] = {}
     for layer in layers:
-        kind, reason = (
-            type(model.get_submodule(layer.name)).__name__,
-            next(iter(layer.unverified), ""),
-        )
+        kind = type(model.get_submodule(layer.name)).__name__
+        reason = next(iter(layer.unverified), "")
         names.setdefault((kind, reason), {})[layer.name] = None
     return tuple(
         AttentionInside(kind, tuple(named), "unknown" if reason else "right", reason)
@@ -302,7 +315,8 @@ def doubled_beginning(
     """
     if tokenizer is None:
         return not_tried(passes, "there is no tokenizer")
-    encoded, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
+    encoded = tokenizer.sequence(_WORD).ids
+    bare = tokenizer.sequence(_WORD, special=False).ids
     first = tokenizer.bos_id
     if first is None and encoded[1 : 1 + len(bare)] == bare:
         first = encoded[0]  # what the tokenizer puts before a text, such as [CLS]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mhacli.cli.console import require_folder, show_activity
+from mhacli.cli.console import progress, require_folder
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
@@ -79,7 +79,7 @@ def _of_target(request: CheckRequest) -> Examination:
     require_folder()
     from .run import examine_in_child
 
-    with show_activity() as on_stage:
+    with progress() as on_stage:
         return replace(examine_in_child(request, on_stage=on_stage), command=record_command())
 
 
@@ -101,10 +101,17 @@ def _of_table(given: Mapping[str, Any]) -> Examinations | None:
     requests = [replace(request, **given) for request in requests_of(path)]
     for request in requests:
         _require_device(request)
-    with show_activity() as on_stage:
-        reports = (examined_or_refused(request, on_stage=on_stage) for request in requests)
-        every = tuple(replace(report, command=record_command()) for report in reports)
-    return Examinations(str(path), every)
+    every = []
+    with progress() as report_progress:
+        for n, request in enumerate(requests):
+
+            def on_stage(stage: str, n: int = n) -> None:
+                part = f"target {n + 1} of {len(requests)}: {stage}"
+                report_progress(part, n / len(requests))
+
+            report = examined_or_refused(request, on_stage=on_stage)
+            every.append(replace(report, command=record_command()))
+    return Examinations(str(path), tuple(every))
 
 
 def _require_device(request: CheckRequest) -> None:

@@ -88,7 +88,8 @@ def derivatives(
     gives no gradients. The backward pass runs within a context. Raises `UserRaised` where the call
     or its backward pass does.
     """
-    out, generator = run(), torch.Generator().manual_seed(seed)
+    out = run()
+    generator = torch.Generator().manual_seed(seed)
     if not out.requires_grad:
         return []
     cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
@@ -106,14 +107,16 @@ def derivatives(
                 tensor.copy_(kept)
 
     def measured(name: str, along: Tensor, steps: tuple[float, float]) -> Derivative:
-        tensor, gradient = wanted[name], gradients.get(name)
+        tensor = wanted[name]
+        gradient = gradients.get(name)
         by_calls, closer = (
             (moved(tensor, step * along) - moved(tensor, -step * along)) / (2 * step)
             for step in steps
         )
         by_backward = None if gradient is None else (gradient * along).sum().item()
         slope = 0.0 if gradient is None else gradient.norm().item() * _size_of(tensor)
-        noise, size = abs(closer - by_calls), abs(by_calls) + slope
+        noise = abs(closer - by_calls)
+        size = abs(by_calls) + slope
         # what jumps, as a selection or a rounding does, has no derivative
         limit = math.inf if noise > _APART * size else _MISFIT * size + 2 * noise
         return Derivative(name, by_backward, by_calls, limit, noise)

@@ -29,6 +29,7 @@ from mhacli.usercode.masks import MaskForm, as_tokenizers_mean
 from mhacli.usercode.names import is_switched_off
 from mhacli.usercode.roles import call_role, called_function, signature_of
 from mhacli.usercode.target import Choice
+from mhacli.usercode.user_attention import UserAttention
 
 from .candidates import Candidate, candidates
 from .layer_sites import LayerSites, sites_in
@@ -43,7 +44,7 @@ from .probes import (
     recorded_case,
     unmasked_inputs,
 )
-from .result import Behaviour
+from .result import Behaviour, CheckRequest
 from .steps import Steps, is_chunked, read_in_steps
 
 _MOST_RANKED = 100
@@ -86,7 +87,8 @@ class Trial:
         """How many tensors it has in common with the call, and whether the line of the last mistake
         reads like it.
         """
-        sites, last = self.sites_with(*mistakes), mistakes[-1]
+        sites = self.sites_with(*mistakes)
+        last = mistakes[-1]
         source = sites.line_of(last.site).source
         return sites.n_produced, any(re.search(pattern, source) for pattern in last.at)
 
@@ -138,6 +140,16 @@ class Diagnosis:
     untried: list[str] = field(default_factory=list)
 
     @property
+    def subject(self) -> UserAttention:
+        """The attention that was probed."""
+        return self.probed.subject
+
+    @property
+    def request(self) -> CheckRequest:
+        """What was requested."""
+        return self.probed.request
+
+    @property
     def layer(self) -> ReferenceLayer:
         """The layer that was accepted."""
         assert self.candidate is not None
@@ -173,13 +185,15 @@ class Diagnosis:
         """Whether the layer with its mistakes and some more gives the output of a case, whether it
         hides scores by −∞ or by −10⁹; `changes` are other fields of it.
         """
-        layer, known = replace(self.layer, **changes), (*self.mistakes, *more)
+        layer = replace(self.layer, **changes)
+        known = (*self.mistakes, *more)
         hiding: list[tuple[Mistake, ...]] = [known, *((*known, each) for each in sentinels(-1e9))]
         return any(error_of(layer, mistakes, [case]) <= 1.0 for mistakes in hiding)
 
     def trial(self, candidate: Candidate, cases: list[InputCase], call: RecordedCall) -> Trial:
         """A trial with the mistakes of the catalogue that cannot be design choices."""
-        probed, reading = self.probed, candidate.reading
+        probed = self.probed
+        reading = candidate.reading
         is_named = all(choice.name != "unnamed" for choice in candidate.choices)
         known = {
             "causal": probed.expects_causal,
@@ -219,11 +233,9 @@ class Diagnosis:
         matching = [match for match in errors if match[0] <= 1.0]
         if not matching:
             return False
-        error, mistakes = (
-            max(matching, key=lambda match: trial.likelihood(match[1]))
-            if matching[1:]
-            else matching[0]
-        )
+        error, mistakes = matching[0]
+        if matching[1:]:
+            error, mistakes = max(matching, key=lambda match: trial.likelihood(match[1]))
         self.candidate = trial.candidate
         self.proofs |= {new: Proof(error, trial) for new in mistakes if new not in self.proofs}
         self.cases += [case for case in trial.cases if case not in self.cases]
@@ -234,7 +246,8 @@ class Diagnosis:
         returns whether some do: one, else one more after each that shares the most tensors with the
         call.
         """
-        leads, n_shared = [self.mistakes], 0
+        leads = [self.mistakes]
+        n_shared = 0
         for n_left in reversed(range(n_more)):
             if any(self.accept(trial, trial.with_one_more(lead)) for lead in leads):
                 return True
@@ -259,7 +272,8 @@ def error_of(
 
     Padded queries and those without visible keys have no right output and are left out.
     """
-    stages, worst = stages_with(mistakes), 0.0
+    stages = stages_with(mistakes)
+    worst = 0.0
     may_be_nan = any(mistake.may_be_nan for mistake in mistakes)
     for case in cases:
         try:
@@ -292,7 +306,8 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
         if result.candidate is not None:
             _explain_masks(result)
         result.untried = ["cache"]
-        stage, name = probed.subject.built.stage, probed.request.target_request.target
+        stage = probed.subject.built.stage
+        name = probed.request.target_request.target
         stage(f"giving {name} a text step by step", limited=False)
         _explain_steps(result)
         result.untried = []
@@ -303,7 +318,8 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
 
 def _explain_unmasked(result: Diagnosis) -> None:
     """Puts into a diagnosis the layer that explains the outputs without masks."""
-    probed, subject = result.probed, result.probed.subject
+    probed = result.probed
+    subject = result.subject
     inputs = unmasked_inputs(subject, probed.request.seed)
     result.untried = [REFERENCE, *_forms_to_try(probed), _LARGE_SCORES, "cache"]
     result.cases = [make_case(name, subject, each) for name, each in inputs.items()]
@@ -316,7 +332,8 @@ def _explain_unmasked(result: Diagnosis) -> None:
 
 def _explain_masks(result: Diagnosis) -> None:
     """Puts into the diagnosis of a layer what masks, padding and huge scores show."""
-    subject, seed = result.probed.subject, result.probed.request.seed
+    subject = result.subject
+    seed = result.request.seed
     by_name = _forms_to_try(result.probed)
     result.untried = [*by_name, _LARGE_SCORES, "cache"]
     for name, forms in by_name.items():
@@ -339,7 +356,8 @@ def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
     """The forms of each mask and padding by the name of its argument, those of the stated meaning
     of True.
     """
-    subject, means = probed.subject, probed.request.mask_means
+    subject = probed.subject
+    means = probed.request.mask_means
     masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"]
     by_name: dict[str, list[MaskForm]] = {}
     for form in (*(masks or subject.mask_forms), *subject.padding_forms):
@@ -357,7 +375,9 @@ def _explain_core(result: Diagnosis) -> None:
     that contradict a statement; then one with several mistakes. Few are tried where no token
     attends to another, which few mistakes explain.
     """
-    probed, call, ranked = result.probed, result.call, list[Trial]()
+    probed = result.probed
+    call = result.call
+    ranked = list[Trial]()
     attends = probed.visible != "itself only"
     most = _LAYERS_FOR_ONE if attends else _PLAIN
     for _, group in groupby(
@@ -390,7 +410,8 @@ def _mistake_of_values(ranked: Sequence[Trial]) -> Mistake | None:
 
 def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
     """Accepts the form of one mask that matches, else mistakes under the likeliest form."""
-    subject, candidate = result.probed.subject, result.candidate
+    subject = result.subject
+    candidate = result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
@@ -405,7 +426,7 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
         result.cases.append(obeyed)
         result.choices.append(Choice("mask-form", obeyed.name))
         return
-    replacing = next((case for case in cases if _replaces_causality(result, case)), None)
+    replacing = _replacing_causality(result, cases)
     if replacing is not None:
         what = f"a mask that is given takes the place of its own causal mask ({replacing.name})"
         result.choices.append(Choice("mask-replaces-causal", what))
@@ -424,29 +445,29 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
         result.ignored.append(form.parameter)
 
 
+def _replacing_causality(result: Diagnosis, cases: Sequence[InputCase]) -> InputCase | None:
+    """The first case whose mask of queries hides all that is hidden, in a layer that is else
+    causal.
+    """
+    of_queries = [case for case in cases if case.form is not None and "query" in case.form.axes]
+    explained = (case for case in of_queries if result.explains(case, causal=False))
+    return next(explained, None) if result.layer.causal else None
+
+
 def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool:
     """Whether no operation reads a mask, and the code, or that of a part that may be given it, says
     under which condition it would.
     """
-    subject = result.probed.subject
-    n_read, n_plain = (
-        len({source for each in call.operations for source in each.sources if not source.name})
-        for call in (recorded_case(subject, case), result.call)
-    )
-    parts: list[Any] = [subject.built.call]
-    if subject.built.module is not None:
-        parts += subject.built.module.modules()
-    return n_read <= n_plain and any(
-        is_switched_off(called_function(part), name, subject.untried)
-        for part in parts
-        for name in {parameter, *(each.name for each in signature_of(part, "mask"))}
-    )
-
-
-def _replaces_causality(result: Diagnosis, case: InputCase) -> bool:
-    """Whether a mask of queries hides all that is hidden, in a layer that is else causal."""
-    is_of_queries = case.form is not None and "query" in case.form.axes
-    return result.layer.causal and is_of_queries and result.explains(case, causal=False)
+    subject = result.subject
+    if len(recorded_case(subject, case).outside) > len(result.call.outside):
+        return False
+    parts: list[Any] = [subject.built.call, *subject.built.parts.values()]
+    for part in parts:
+        names = {parameter, *(each.name for each in signature_of(part, "mask"))}
+        function = called_function(part)
+        if any(is_switched_off(function, name, subject.untried) for name in names):
+            return True
+    return False
 
 
 def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:
@@ -457,7 +478,7 @@ def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:
     case = cases[0]
     if result.candidate is None or result.explains(case):
         return
-    call = recorded_case(result.probed.subject, case)
+    call = recorded_case(result.subject, case)
     for number in call.numbers_below(_HIDES):
         if any(result.explains(case, mistake) for mistake in sentinels(number)):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
@@ -478,7 +499,8 @@ def _explain_steps(result: Diagnosis) -> None:
         return
     names = steps.convention.names
     ok, reason = _judged(steps, result)
-    result.steps, reason = steps, f"{reason} ({', '.join(names)})"
+    result.steps = steps
+    reason = f"{reason} ({', '.join(names)})"
     result.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(steps.largest))
 
 
@@ -487,7 +509,8 @@ def _judged(steps: Steps, diagnosis: Diagnosis) -> tuple[bool | None, str]:
     joins the diagnosis if it is known. If steps of one token do not differ, later ones of several
     tokens that are masked as torch masks a first call, or not understood, are left to the caller.
     """
-    single, same = "token by token, after a prefill", "the same as in one call"
+    single = "token by token, after a prefill"
+    same = "the same as in one call"
     if not steps.differing:
         if any(map(is_chunked, steps.cases)):
             return True, f"{single}, in chunks: {same}"

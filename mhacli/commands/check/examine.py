@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +27,19 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
-from mhacli.usercode.build import Built, arguments_of, load_built, with_zeros_drawn
+from mhacli.usercode.build import (
+    Built,
+    arguments_of,
+    is_of_torch,
+    load_built,
+    with_zeros_drawn,
+)
 from mhacli.usercode.copies import copied
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
-from mhacli.usercode.roles import role_of, signature_of
+from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
@@ -233,8 +241,9 @@ def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAtt
     meant.
     """
     is_stated = stated_causal(request) is not None or subject.example is not None
-    for switch in signature_of(subject.built.call, "causal"):
-        name, default = switch.name, switch.default
+    for switch in subject.parameters("causal"):
+        name = switch.name
+        default = switch.default
         is_known = "causal" in name.lower() and isinstance(default, bool)
         kept = is_stated or subject.mode == "cross" or name in (*subject.others, *subject.unread)
         if is_known and not kept:
@@ -250,7 +259,9 @@ def _n_parameters(module: nn.Module | None) -> int:
 
 def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     """The report on a model by its behaviour, and by the comparison of what is inside."""
-    verdict: Verdict = "wrong" if tester.findings else "consistent" if tester.holds else "unknown"
+    verdict: Verdict = "consistent" if tester.holds else "unknown"
+    if tester.findings:
+        verdict = "wrong"
     is_compared = tester.inside and all(each.verdict == "right" for each in tester.inside)
     if verdict == "consistent" and is_compared and not tester.omitted:
         verdict = "right"
@@ -261,7 +272,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     return Examination(
         verdict=verdict,
         target=target,
-        called=tester.passes.model.attention.described,
+        called=tester.passes.attention.described,
         findings=tuple(tester.findings),
         reason=first_open if verdict == "unknown" else None,
         n_parameters=_n_parameters(tester.passes.module),
@@ -270,7 +281,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         n_passes=tester.passes.n_passes,
         inside=tester.inside,
         compared=tester.compared or Compared.of_all(()),
-        attempts=tuple(tester.passes.model.attention.built.tried.attempts),
+        attempts=tuple(tester.passes.attention.built.tried),
         not_examined=tuple(tester.omitted),
     )
 
@@ -384,9 +395,11 @@ def _joined(report: Examination, tester: BehaviourTester) -> Examination:
     reason = report.reason
     packing = tester.results["packing"]
     if tester.omitted and verdict == "right":
-        verdict, reason = "unknown", f"{tester.over}: not tried: {', '.join(tester.omitted)}"
+        verdict = "unknown"
+        reason = f"{tester.over}: not tried: {', '.join(tester.omitted)}"
     elif tester.intent.packed and packing.ok is None and verdict == "right":
-        verdict, reason = "unknown", f"packing: {packing.reason}"
+        verdict = "unknown"
+        reason = f"packing: {packing.reason}"
     return replace(
         report,
         verdict=verdict,
@@ -405,9 +418,9 @@ def _begun(subject: UserAttention, request: CheckRequest) -> Examination:
         called=subject.described,
         arguments=arguments_of(subject.built),
         reason="its output is of a whole text, not of each token",
-        n_parameters=_n_parameters(subject.built.module),
+        n_parameters=_n_parameters(subject.module),
         environment=_ENVIRONMENT,
-        attempts=tuple(subject.built.tried.attempts),
+        attempts=tuple(subject.built.tried),
     )
 
 
@@ -434,7 +447,8 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
     beyond = _further(diagnosis, findings)
-    findings, over_measuring = tuple(beyond.findings), over_measuring or beyond.over
+    findings = tuple(beyond.findings)
+    over_measuring = over_measuring or beyond.over
     if beyond.over is not None:
         untried = (*untried, GRID)
     passed = (*diagnosis.passed, *subject.unread)
@@ -489,7 +503,7 @@ def _further(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Beyond:
         return Beyond([*findings])
     if diagnosis.is_right:
         return compare_beyond(diagnosis)
-    if diagnosis.probed.request.no_backward:
+    if diagnosis.request.no_backward:
         return Beyond()
     try:
         own = without_reference(diagnosis.probed)
@@ -524,9 +538,11 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     and name, None if the model itself does. Where nothing states if tokens may see later ones, an
     attention that hides them does, else what is `claimed`.
     """
-    passes, module = tester.passes, tester.passes.module
-    modules = dict(module.named_modules()) if module is not None else {}
-    found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
+    passes = tester.passes
+    module = tester.passes.module
+    modules = passes.attention.built.parts
+    found = dict[type, dict[str, nn.Module]]()
+    hide_later = list[bool]()
     text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
 
     def take(call: Call) -> None:
@@ -535,7 +551,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
-        is_of_text = passes.model.attention.is_pooled or q_len == len(text)
+        is_of_text = passes.attention.is_pooled or q_len == len(text)
         if q_len == k_len > 1 and is_of_text and call.unreadable is None:
             hide_later.append(not cells_of(call).expand(-1, -1, q_len, k_len).triu(1).any())
 
@@ -545,7 +561,8 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         with suppress(OutOfTime, *NO_ANSWER), captured(module, take, anywhere=True):
             passes.run_pass(text)
     if tester.intent.is_causal is None:
-        hides_somewhere, hides_everywhere = any(hide_later), all(hide_later)
+        hides_somewhere = any(hide_later)
+        hides_everywhere = all(hide_later)
         # attentions that hide later tokens beside others that do not are those of a decoder: the
         # others see them by mistake, or read a memory of the same length
         is_decoder = hides_somewhere and not hides_everywhere
@@ -573,7 +590,8 @@ def _compare_inside(
     """Compares each class of attention inside a model with the reference; their mistakes come
     before those of behaviour.
     """
-    stage, reports = tester.passes.model.attention.built.stage, list[ClassReport]()
+    stage = tester.passes.attention.built.stage
+    reports = list[ClassReport]()
     try:
         if parts == {}:
             reports = [*_unseen(tester.passes, request, stage)]
@@ -593,26 +611,27 @@ def _compare_inside(
 def _of_class(
     cls: type, named: Mapping[str, nn.Module], request: CheckRequest, stage: Stage
 ) -> Iterator[ClassReport]:
-    """The reports on the modules of a class, of which one stands for all with the same numbers.
+    """The reports on the modules of a class, of which one stands for all with the same settings.
     Where one is not decided, the others are not examined.
     """
-    alike = dict[frozenset[tuple[str, float]], dict[str, nn.Module]]()
+    alike = dict[frozenset[tuple[str, object]], dict[str, nn.Module]]()
     for name, module in named.items():
-        alike.setdefault(_numbers_of(module), {})[name] = module
+        alike.setdefault(_settings_of(module), {})[name] = module
     groups = [*alike.values()]
     while groups:
         report = _of_alike(cls, groups.pop(0), request, stage)
         if report.inside.verdict == "unknown":
             names = (*report.inside.names, *(name for group in groups for name in group))
             inside = AttentionInside(cls.__name__, names, "unknown", report.inside.reason)
-            report, groups = report._replace(inside=inside), []
+            report = report._replace(inside=inside)
+            groups = []
         yield report
 
 
 def _of_alike(
     cls: type, named: Mapping[str, nn.Module], request: CheckRequest, stage: Stage
 ) -> ClassReport:
-    """The report on modules of a class with the same numbers."""
+    """The report on modules of a class with the same settings."""
     names = tuple(named)
     try:
         reports = [_compared(*mode) for mode in _alone(named[names[-1]], request, stage)]
@@ -643,11 +662,11 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
     """The reports on the innermost modules of the user's classes in which a token changes the
     output of another: kernels and compiled code show no attention weights. Raises `OutOfTime`.
     """
-    found, inner = dict[type, dict[str, nn.Module]](), ""
-    modules = [] if passes.module is None else [*passes.module.named_modules()][1:]
-    for name, part in reversed(modules):  # parts before what holds them
-        is_of_user = not type(part).__module__.startswith("torch.")
-        if is_of_user and _n_parameters(part) and not inner.startswith(f"{name}."):
+    found = dict[type, dict[str, nn.Module]]()
+    inner = ""
+    parts = [*passes.attention.built.parts.items()]
+    for name, part in reversed(parts[1:]):  # parts before what holds them
+        if not is_of_torch(part) and _n_parameters(part) and not inner.startswith(f"{name}."):
             found.setdefault(type(part), {})[name], inner = part, name
     calls = passes.run_pass(passes.text)[0].parts() if found else {}
     for cls, every in reversed(found.items()):
@@ -694,16 +713,27 @@ def _alone(
             yield subject, alone
 
 
-def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
-    """The numbers that a module and its parts hold besides weights, such as a scale, but for that
-    of its layer.
+def _settings_of(module: nn.Module) -> frozenset[tuple[str, object]]:
+    """What a module and its parts hold besides weights, such as a scale, the name of a mode or the
+    table of a mask, but for the number of its layer.
     """
-    held = [item for part in module.modules() for item in vars(part).items()]
-    return frozenset(
-        (name, value)
-        for name, value in held
-        if isinstance(value, int | float) and role_of(name) != "layer"
-    )
+    settings = set[tuple[str, object]]()
+    for path, part in module.named_modules():
+        settings.add((path, type(part).__qualname__))
+        for name, item in [*vars(part).items(), *part.named_buffers(recurse=False)]:
+            is_setting = isinstance(item, int | float | str | Tensor | FunctionType | None)
+            if is_setting and role_of(name) != "layer":
+                value = _contents(item) if isinstance(item, Tensor) else item
+                settings.add((f"{path}.{name}", value))
+    return frozenset(settings)
+
+
+def _contents(tensor: Tensor) -> object:
+    """What is equal for equal tensors alone, whose numbers are in memory."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return tensor.shape
+    numbers = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    return tensor.shape, blake2b(numbers.tobytes()).digest()
 
 
 # --------------------------------------------------------------------------------------- the report
@@ -711,10 +741,13 @@ def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
 
 def _choices(diagnosis: Diagnosis) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
-    probed, candidate, form = diagnosis.probed, diagnosis.candidate, diagnosis.mask_form
+    probed = diagnosis.probed
+    candidate = diagnosis.candidate
+    form = diagnosis.mask_form
     choices = list[Choice]()
     if candidate is not None:
-        layer, weights = candidate.layer, candidate.layer.weights
+        layer = candidate.layer
+        weights = candidate.layer.weights
         choices += candidate.choices
         if weights is not None:
             named = zip(("q", "k", "v", "the output"), weights, strict=True)
@@ -725,28 +758,21 @@ def _choices(diagnosis: Diagnosis) -> tuple[Choice, ...]:
             if unbiased:
                 choices.append(Choice("no-bias", f"no bias: {unbiased}"))
             if layer.n_kv_heads != layer.n_heads:
-                choices.append(
-                    Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads")
-                )
+                words = f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"
+                choices.append(Choice("gqa", words))
             if d_v != layer.d_head:
-                choices.append(
-                    Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}")
-                )
+                words = f"values are {d_v} wide, queries and keys {layer.d_head}"
+                choices.append(Choice("d-v", words))
         if layer.causal and not probed.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
     if probed.expects_causal and not probed.request.causal and not probed.subject.is_turned:
         causal_by = probed.subject.causal_by
         source = "its name" if causal_by is None else f"its argument {causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
-    if (
-        probed.expects_causal
-        and probed.visible == "full"
-        and form is not None
-        and "query" in form.axes
-    ):
-        choices.append(
-            Choice("causal-by-mask", "it is causal only through the mask that it is given")
-        )
+    is_of_queries = form is not None and "query" in form.axes
+    if probed.expects_causal and probed.visible == "full" and is_of_queries:
+        words = "it is causal only through the mask that it is given"
+        choices.append(Choice("causal-by-mask", words))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
 
 
@@ -754,32 +780,31 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
     """The report without a verdict, with the reason and with suggestions: it is no attention, its
     weights cannot be read, or a site differs.
     """
-    probed, likeliest = diagnosis.probed, diagnosis.candidate or diagnosis.likeliest
+    probed = diagnosis.probed
+    likeliest = diagnosis.candidate or diagnosis.likeliest
     request = probed.request
     if probed.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
-        trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
+        trace = f"mha trace {shlex.quote(report.target)}"
         return replace(report, verdict="unknown", reason=NO_ATTENTION, next_steps=(trace, *others))
-    departure = (
-        None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
-    )
-    reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
-    unused = () if reading is None else reading.unused
-    unclear = dict.fromkeys(unused if diagnosis.candidate is None else diagnosis.unexplained)
-    if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:
-        reason = (
-            f"--heads {request.n_heads} does not divide the width {probed.subject.sizes.d_in} of"
-            " its input"
-        )
-    elif likeliest is None:
+    departure, unclear = None, diagnosis.unexplained
+    if likeliest is not None:
+        departure = sites_in(diagnosis.call, likeliest.layer).first_difference()
+        if diagnosis.candidate is None and likeliest.reading is not None:
+            unclear = [*likeliest.reading.unused]
+    width = probed.subject.sizes.d_in
+    reason = "no known mistake explains its output"
+    if likeliest is None:
         reason = _NO_PROJECTIONS
+        if request.n_heads and width % request.n_heads:
+            heads = f"--heads {request.n_heads}"
+            reason = f"{heads} does not divide the width {width} of its input"
     elif unclear:
-        reason = f"it is not clear what it does with {first_names(unclear, _MOST_PARTS)}"
+        names = first_names(dict.fromkeys(unclear), _MOST_PARTS)
+        reason = f"it is not clear what it does with {names}"
     elif departure is not None:
         reason = f"it is not clear how it computes {departure.site}"
-    else:
-        reason = "no known mistake explains its output"
     steps = (
         "--against TARGET compares it with code that you trust",
         "--heads, --scale, --rope, --mask-means and --causal state what its code does not show",
@@ -807,10 +832,9 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
     for subject, report, _ in reports:
         for finding in report.findings:
             earlier = findings.get(finding.code, finding)
-            modes = (*earlier.modes, *([] if subject.mode is None else [subject.mode]))
-            findings[finding.code] = replace(
-                max(earlier, finding, key=lambda one: one.proven), modes=modes
-            )
+            modes = earlier.modes if subject.mode is None else (*earlier.modes, subject.mode)
+            likelier = max(earlier, finding, key=lambda one: one.proven)
+            findings[finding.code] = replace(likelier, modes=modes)
     return replace(
         worst,
         called="; ".join(dict.fromkeys([*(report.called for report in plain), worst.called])),

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mhacli.attention.mistakes import DROPPED
-from mhacli.attention.stages import Mistake
+from mhacli.attention.stages import Mistake, ReferenceLayer
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import Built, as_float64
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.names import function_around, in_user_names, names_within
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.rewriting import put, running
@@ -60,7 +61,8 @@ def findings_of(diagnosis: Diagnosis) -> Findings:
         *_tried([*_proven(diagnosis)], partial(_is_mended, diagnosis)),
     ]
     codes = {finding.code for finding in proven}
-    measured, over = list[Finding](), None
+    measured = list[Finding]()
+    over = None
     for measure in _MEASURES:
         try:
             measured += measure(diagnosis, sites)
@@ -85,7 +87,8 @@ def _tried(proposals: Sequence[Proposal], holds: Callable[[], bool]) -> list[Fin
     """The findings with the first code for all of them together with which a comparison `holds`,
     else with words: where none does, and where none can be tried, as in a constructor.
     """
-    found, outcome = [proposal.finding for proposal in proposals], None
+    found = [proposal.finding for proposal in proposals]
+    outcome = None
     for attempt in range(_ATTEMPTS):
         try:
             file = found[0].file or ""
@@ -113,7 +116,8 @@ def _is_mended(diagnosis: Diagnosis, measured: str = "") -> bool:
     or, where the code of a mistake that was `measured` is given, shows that no more, and else
     gives what it gave.
     """
-    probed, expected = diagnosis.probed, replace(diagnosis, proofs={})
+    probed = diagnosis.probed
+    expected = replace(diagnosis, proofs={})
     if measured:
         again = probe(replace(probed.subject, is_without_dropout=False), probed.request)
         if measured not in probed.evidence:  # what is kept now changes the outputs
@@ -122,7 +126,8 @@ def _is_mended(diagnosis: Diagnosis, measured: str = "") -> bool:
             return not again.evidence
         expected = diagnosis
     for case in diagnosis.cases:
-        output, ends = case.output, case.inputs.ends
+        output = case.output
+        ends = case.inputs.ends
         if ends and diagnosis.steps is not None:
             convention = diagnosis.steps.convention
             output = convention(case.inputs.queries.to(convention.attention.dtype), ends)
@@ -143,7 +148,8 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
     """The numbers of a proof in words, and as fields of its finding; `error` is relative to the
     tolerance.
     """
-    tolerance, where = max(case.tolerance for case in cases), ", ".join(case.name for case in cases)
+    tolerance = max(case.tolerance for case in cases)
+    where = ", ".join(case.name for case in cases)
     words = (
         f"largest difference {shown(error * tolerance, 'error')}, tolerance"
         f" {shown(tolerance, 'error')} ({where})"
@@ -158,7 +164,7 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
     for mistake, (error, trial) in diagnosis.proofs.items():
         numbers, fields = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
-        line = _line_of(mistake, trial, sites, diagnosis.probed.subject.built)
+        line = _line_of(mistake, trial, sites, diagnosis.subject.built)
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}"
         if codes:
@@ -173,7 +179,8 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
 
 def _line_of(mistake: Mistake, trial: Trial, sites: LayerSites, built: Built) -> SourceLine:
     """The line of a proven mistake."""
-    form, at = trial.cases[0].form, mistake.at
+    form = trial.cases[0].form
+    at = mistake.at
     if form is not None and mistake.stage in ("mask_rule", "padding_rule"):
         at = (*at, rf"(masked_fill|where\().*\b{form.parameter}\b")
     line = sites.line_for(at, mistake.site, built)
@@ -209,7 +216,8 @@ def _with_result_kept(line: SourceLine) -> str | None:
     """A line that fills or adds to scores but does not keep the result, with it kept; None for any
     other.
     """
-    function, dropped = function_around(line), re.match(DROPPED, line.source)
+    function = function_around(line)
+    dropped = re.match(DROPPED, line.source)
     if function is None or dropped is None:
         return None
     alone = {each.lineno for each in ast.walk(function) if isinstance(each, ast.Expr)}
@@ -223,24 +231,24 @@ def _contradictions(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding
     """
     if diagnosis.candidate is None:
         return
-    request, layer, case = diagnosis.probed.request, diagnosis.layer, diagnosis.cases[0]
+    request = diagnosis.request
+    layer = diagnosis.layer
+    case = diagnosis.cases[0]
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
     for option in diagnosis.candidate.contradicts(request):
         if option == "heads":
-            line, actual, claim = sites.line_of("q"), str(layer.n_heads), str(request.n_heads)
+            line = sites.line_of("q")
+            actual = str(layer.n_heads)
+            claim = str(request.n_heads)
             what = f"{actual} heads"
         else:
-            scale = (
-                (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5
-                if layer.scale is None
-                else layer.scale
-            )
+            scale = layer.scale
+            if scale is None:
+                scale = (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5
             actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
-            line, what, claim = (
-                sites.line_of("scaled"),
-                f"scores times {actual}",
-                f"{request.scale:.4g}",
-            )
+            line = sites.line_of("scaled")
+            what = f"scores times {actual}"
+            claim = f"{request.scale:.4g}"
         message = f"the code has {what}, and --{option} says {claim}"
         fix = f"write it for --{option} {claim}, or state --{option} {actual}"
         evidence = f"matches exactly with {what}: {numbers}"
@@ -260,9 +268,11 @@ def _head_sizes(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """A finding for heads of another width or number than the arguments give; none where they give
     a width.
     """
-    layer, subject = diagnosis.layer, diagnosis.probed.subject
-    arguments, width = subject.built.arguments, subject.sizes.d_in
-    n_heads = diagnosis.probed.request.n_heads or next(iter(counts_of(subject.built, "n_heads")), 1)
+    layer = diagnosis.layer
+    subject = diagnosis.subject
+    arguments = subject.built.arguments
+    width = subject.sizes.d_in
+    n_heads = diagnosis.request.n_heads or next(iter(counts_of(subject.built, "n_heads")), 1)
     if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
         return
     joins_heads = layer.weights.out is not None
@@ -288,11 +298,9 @@ def _rates_of_another_width(diagnosis: Diagnosis, sites: LayerSites) -> Iterator
     """A finding for rotary angles whose exponents are divided by d_model, or by half or twice the
     width, as the base shows; not where it may be a base that the code has as a number.
     """
-    rates, weights, built = (
-        diagnosis.layer.rates,
-        diagnosis.layer.weights,
-        diagnosis.probed.subject.built,
-    )
+    rates = diagnosis.layer.rates
+    weights = diagnosis.layer.weights
+    built = diagnosis.subject.built
     base = None if rates is None else base_of(rates)
     if rates is None or weights is None or base is None:
         return
@@ -346,13 +354,14 @@ def _user_names(
     """Maps names in corrected expressions to the user's names in the function around a line, or to
     what they stand for.
     """
-    function, layer = function_around(line), diagnosis.layer
+    function = function_around(line)
+    layer = diagnosis.layer
     if function is None:
         return {}
     reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head, "n_kv_heads": layer.n_kv_heads}
     parts = () if reading is None else reading.parts
-    names = names_within(function, diagnosis.probed.subject.built.module, parts=parts, sizes=sizes)
+    names = names_within(function, diagnosis.subject.module, parts=parts, sizes=sizes)
     right = sites_in(sites.call, layer)
     names |= dict(right.names_in(function)) | dict(sites.names_in(function))
     for site in ("scaled", "qk"):
@@ -367,21 +376,28 @@ def _user_names(
     for name, text in _SIZES.items():
         if text.partition(".")[0] in names:
             names.setdefault(name, in_user_names(text, names))
-    form, means, made = (
-        case.form,
-        "keep",
-        re.search(r"torch\.ones\((?:[^()]|\([^()]*\))*\)", line.source),
-    )
-    ones = made[0] if made else in_user_names("torch.ones(length, length)", names)
-    if form is not None and form.parameter in (argument.arg for argument in function.args.args):
-        names["mask"], means = (
-            form.parameter,
-            form.kind if form.kind in _HIDDEN else form.true_means,
-        )
-    elif layer.causal and "mask" not in (argument.arg for argument in function.args.args):
-        names["mask"] = f"{ones}.tril()"
-    hidden = in_user_names(_HIDDEN[means], names)
-    return names | {"ones": ones, "hidden": hidden, "key_padding_mask": f"({hidden})"}
+    made = re.search(r"torch\.ones\((?:[^()]|\([^()]*\))*\)", line.source)
+    names["ones"] = made[0] if made else in_user_names("torch.ones(length, length)", names)
+    return names | _names_of_masks(function, case.form, layer, names)
+
+
+def _names_of_masks(
+    function: ast.FunctionDef,
+    form: MaskForm | None,
+    layer: ReferenceLayer,
+    names: Mapping[str, str],
+) -> dict[str, str]:
+    """The mask of a function, or the one that it makes, and the cells that this hides."""
+    arguments = [argument.arg for argument in function.args.args]
+    mask = names.get("mask", "mask")
+    means: str = "keep"
+    if form is not None and form.parameter in arguments:
+        mask = form.parameter
+        means = form.kind if form.kind in _HIDDEN else form.true_means
+    elif layer.causal and "mask" not in arguments:
+        mask = f"{names['ones']}.tril()"
+    hidden = in_user_names(_HIDDEN[means], {**names, "mask": mask})
+    return {"mask": mask, "hidden": hidden, "key_padding_mask": f"({hidden})"}
 
 
 # ---------------------------------------------------------------------------- shown by measurements
@@ -404,10 +420,11 @@ _IN_TRAINING = (
 
 def _likeliest(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """The mistake that gives the weighted values of a layer whose output nothing explains."""
-    mistake, candidate = diagnosis.likeliest_mistake, diagnosis.likeliest
+    mistake = diagnosis.likeliest_mistake
+    candidate = diagnosis.likeliest
     if mistake is not None and candidate is not None:
         likely = sites_in(diagnosis.call, candidate.layer, (mistake,))
-        line = likely.line_for(mistake.at, mistake.site, diagnosis.probed.subject.built)
+        line = likely.line_for(mistake.at, mistake.site, diagnosis.subject.built)
         evidence = (
             f"the weighted values match if {_sentence(mistake)}; what is done with them is not"
             " understood"
@@ -477,17 +494,17 @@ def _steps_that_differ(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Find
     if all(mistake.shown_by != "steps" for mistake in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
         evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
-        line = sites.line_for((), "", diagnosis.probed.subject.built)
+        line = sites.line_for((), "", diagnosis.subject.built)
         yield finding_of("cache-differs", evidence, line, message=message, fix="")
 
 
 def _unused_projections(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """Projections without effect, where nothing else explains the output."""
-    if diagnosis.probed.subject.mode is not None or diagnosis.is_right or diagnosis.mistakes:
+    if diagnosis.subject.mode is not None or diagnosis.is_right or diagnosis.mistakes:
         return
     if unused := parameters_without_effect(diagnosis.probed, n_axes=2):
         evidence = f"no output depends on {first_names(unused, 4)}"
-        line = sites.line_for((), "", diagnosis.probed.subject.built)
+        line = sites.line_for((), "", diagnosis.subject.built)
         yield finding_of("unused-parameters", evidence, line)
 
 

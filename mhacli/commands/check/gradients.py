@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import first_names
-from mhacli.usercode.door import Attempt, first_that_works
+from mhacli.usercode.door import first_that_works
 from mhacli.usercode.steps import StepConvention
 from mhacli.usercode.user_attention import UserAttention
 
@@ -40,11 +40,12 @@ class OwnGradients:
         """Adds what training mode shows: without dropout the outputs of evaluation, and with it,
         where the same seed drops the same, gradients that fit the outputs.
         """
-        module = subject.built.module
+        module = subject.module
         if module is None or any(map(parametrize.is_parametrized, module.modules())):
             return  # a spectral norm goes on with its estimate
         plain = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
-        usual, drawn = plain(inputs, seed=0), list[bool]()
+        usual = plain(inputs, seed=0)
+        drawn = list[bool]()
         first, second = (
             plain(inputs, seed=0, training=True, within=_noting_draws(drawn)) for _ in range(2)
         )
@@ -67,7 +68,8 @@ class OwnGradients:
         the cache holds counts as given: many caches keep no gradients.
         """
         attention = replace(convention.attention, has_graph=True)
-        own, convention = attention.sizes.q_len, replace(convention, attention=attention)
+        own = attention.sizes.q_len
+        convention = replace(convention, attention=attention)
 
         def of_steps(start: int, length: int) -> list[Derivative]:
             rows = attention.drawer(seed).rows(length).to(attention.dtype)
@@ -81,7 +83,7 @@ class OwnGradients:
 
         ends = product((3, 1), dict.fromkeys([_LENGTH, own]))
         attempts = (partial(of_steps, length - n, length) for n, length in ends)
-        measured = first_that_works(attempts, lambda attempt: attempt(), list[Attempt]())
+        measured = first_that_works(attempts, lambda attempt: attempt())
         self.take(measured or (), "behind a cache")
 
     def leave(self, tensors: Sequence[str]) -> None:
@@ -145,8 +147,8 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     if is_left or subject.computed != torch.float64 or subject.ids is not None:
         return found
     parameters = {}
-    if probed.subject.built.module is not None and not subject.is_copied:
-        named = probed.subject.built.module.named_parameters()
+    if probed.subject.module is not None and not subject.is_copied:
+        named = probed.subject.module.named_parameters()
         parameters = {name: each for name, each in named if each.requires_grad}
     own = subject.sizes.q_len
     lengths = dict.fromkeys([_LENGTH, own] if subject.is_resizable else [own])
@@ -160,7 +162,7 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
         run = partial(subject, inputs, seed=0)
         return derivatives(run, subject.computing, wanted, probed.request.seed)
 
-    measured = first_that_works(lengths, of_length, list[Attempt]())
+    measured = first_that_works(lengths, of_length)
     if measured:
         found.take(measured, "at every tried call")
         known = [each.tensor for each in measured if each.limit < torch.inf]

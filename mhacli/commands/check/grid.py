@@ -12,19 +12,22 @@ from torch import Tensor
 from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs, ReferenceLayer
 from mhacli.usercode.masks import MaskForm
-from mhacli.usercode.roles import signature_of, stated
+from mhacli.usercode.roles import stated
 from mhacli.usercode.user_attention import UserAttention
 
 LONGEST = 257
 """The tokens of the longest call: one more than tiles of 256."""
 SHORTER = (255, 63)
 """The longest calls of code that has fewer positions: no multiples of a tile either."""
-_INTERPRETED, _INTERPRETED_LAYER = (8, 130), (4, 65)
-"""The most calls of a function and of a class in Triton's interpreter, which is slow, and the
-tokens of the longest."""
-BUDGET, BUDGET_NARROWER = 2e9, 1.5e8
-"""Multiplications of the plain formula, forward and backward, of all calls in the first dtype, and
-in each narrower one."""
+_INTERPRETED = (8, 130)
+"""The most calls of a function in Triton's interpreter, which is slow, and the tokens of the
+longest."""
+_INTERPRETED_LAYER = (4, 65)
+"""The same of a class."""
+BUDGET = 2e9
+"""Multiplications of the plain formula, forward and backward, of all calls in the first dtype."""
+BUDGET_NARROWER = 1.5e8
+"""The same in each narrower one."""
 SHARP = 10.0
 """Inputs times this make scores a hundred times as large."""
 _SHARP_FROM = 60
@@ -158,7 +161,8 @@ def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None
     """The shapes in which a subject is called, up to the stated or the usual longest: those that
     its arguments leave open, as far as their work fits into the budget.
     """
-    sizes, is_slow = subject.sizes, subject.built.is_interpreted
+    sizes = subject.sizes
+    is_slow = subject.built.is_interpreted
     most, usual = _INTERPRETED if subject.is_function else _INTERPRETED_LAYER
     longest = longest or (usual if is_slow else LONGEST)
     if not subject.is_resizable:
@@ -187,7 +191,8 @@ def _in_its_widths(shape: Shape, subject: UserAttention, layer: ReferenceLayer) 
     if "head" not in subject.axes:
         shape = shape._replace(n_heads=1, n_kv_heads=1)
     if is_fixed or any(each is not None for each in (layer.scale, layer.pairing, layer.bias)):
-        n, d = subject.sizes.n_heads, subject.sizes.d_in
+        n = subject.sizes.n_heads
+        d = subject.sizes.d_in
         shape = shape._replace(n_heads=n, n_kv_heads=n, d_head=d, d_v=d)
     return shape
 
@@ -205,7 +210,8 @@ def within_budget(shapes: Iterable[Shape], layer: ReferenceLayer, budget: float)
 
 def _work(shape: Shape, layer: ReferenceLayer) -> float:
     """The multiplications of the plain formula, forward and backward."""
-    n_heads, d_head = shape.n_heads or layer.n_heads, shape.d_head or layer.d_head or 1
+    n_heads = shape.n_heads or layer.n_heads
+    d_head = shape.d_head or layer.d_head or 1
     projections = (each for each in layer.weights or () if each is not None)
     n_projected = sum(each.weight.numel() for each in projections)
     products = 2 * n_heads * shape.q_len * d_head * shape.k_len
@@ -229,7 +235,7 @@ def variants_of(subject: UserAttention, forms: Iterable[MaskForm]) -> list[Varia
     if subject.is_function and subject.example is None:
         variants += [
             Variant(f"{p.name}={_SCALE}", given=((p.name, _SCALE),), scale=_SCALE)
-            for p in signature_of(subject.built.call, "scale")
+            for p in subject.parameters("scale")
             if p.default is None and p.name not in subject.others
         ]
     return variants
@@ -265,7 +271,8 @@ def inputs_of(cell: Cell, subject: UserAttention, seed: int) -> Inputs:
     """Random inputs of a call in float64, rounded to its dtype; under a mask each query sees its
     own key, and the first key of each text is real.
     """
-    drawer, form = subject.drawer(seed), cell.variant.form
+    drawer = subject.drawer(seed)
+    form = cell.variant.form
     if subject.is_function:
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (

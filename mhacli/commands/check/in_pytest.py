@@ -54,7 +54,7 @@ def _requests(target: str, *arguments: str) -> tuple[CheckRequest, ...]:
     try:
         return requests_of(Path(target)) if is_table else (request_of(stated, os.getcwd()),)
     except MhaError as fault:
-        raise pytest.UsageError(f"{fault}. {fault.hint or ''}") from None
+        raise pytest.UsageError(f"{fault.typed_message}. {fault.typed_hint or ''}") from None
 
 
 def _named(requests: Iterable[CheckRequest]) -> dict[str, CheckRequest]:
@@ -141,7 +141,8 @@ def _asserted(failure: Any) -> Examination | None:
     """
     if failure is None or not isinstance(failure.value, AssertionError):
         return None
-    text, frame = str(failure.value), failure.traceback[-1].frame
+    text = str(failure.value)
+    frame = failure.traceback[-1].frame
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
         if isinstance(value, Examination) and (f"{value!r}.ok" in text or str(value) == text):
             return None if value.ok else value

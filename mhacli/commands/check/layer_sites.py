@@ -3,10 +3,10 @@ and in which variable.
 """
 
 import ast
-import contextlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -46,6 +46,7 @@ SITES = (
     "concat",
     "out",
 )
+"""The sites of a layer in the order in which they are computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class LayerSites:
     @cached_property
     def n_produced(self) -> int:
         """The number of sites that the call produces."""
-        return sum(bool(self.producers(site)) for site in SITES)
+        return len([*filter(self.producers, SITES)])
 
     def _producer(self, site: str) -> Operation | None:
         """The first operation on a line of user code that produces a site: where heads are split or
@@ -112,13 +113,12 @@ class LayerSites:
         function.
         """
         source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
-        for part in (parts := (getattr(built.thing, "forward", None), built.thing)):
-            with contextlib.suppress(OSError, TypeError):
+        parts = (getattr(built.thing, "forward", None), built.thing)
+        for part in parts:
+            with suppress(OSError, TypeError):
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
-                source += [
-                    SourceLine(source_file(part), number, line.strip())
-                    for number, line in enumerate(lines, first)
-                ]
+                file = source_file(part)
+                source += [SourceLine(file, n, line.strip()) for n, line in enumerate(lines, first)]
         texts = "".join(str(part.__doc__) for part in parts)
         code = [
             each
@@ -127,11 +127,9 @@ class LayerSites:
         ]
         producer = self._first_producer(site) if site else None
         leading = [] if producer is None else producer.upstream()
-        made = [
-            [op.at for op in ops if op.at.line is not None]
-            for ops in (leading, self.call.operations)
-        ]
-        for places in (*made, code):
+        # what leads to the site comes before the rest of the call, and that before code that no
+        # operation shows
+        for places in (_lines_of(leading), _lines_of(self.call.operations), code):
             for pattern, line in product(patterns, places):
                 if re.search(pattern, line.source.split("#")[0]):
                     return line
@@ -139,7 +137,7 @@ class LayerSites:
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""
-        for site in ("q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat"):
+        for site in SITES[SITES.index("q") : -1]:
             producer = self._producer(site)
             if producer is None or not is_within(producer.at, function):
                 continue
@@ -183,13 +181,17 @@ class LayerSites:
         return next(of_user, producer).at
 
 
+def _lines_of(operations: Sequence[Operation]) -> list[SourceLine]:
+    return [operation.at for operation in operations if operation.at.line is not None]
+
+
 def sites_in(
     call: RecordedCall, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()
 ) -> LayerSites:
     """The sites of a layer with these mistakes in a call, none if they are not possible in it."""
     tensors = dict[str, Tensor]()
     # the mistake may not be possible here, or a norm of the module fail
-    with contextlib.suppress(NotPossible, *NO_ANSWER), torch.no_grad():
+    with suppress(NotPossible, *NO_ANSWER), torch.no_grad():
         stages = stages_with(mistakes)
         run_stages(
             stages, layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor})

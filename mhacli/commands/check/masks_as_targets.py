@@ -28,7 +28,10 @@ _DRAWN = 16
 """The length of a mask that is drawn, where nothing is stated."""
 _SHORTER = (32, 16, 8, 4)
 """The lengths at which a mask is tried that is made of fewer tokens, such as documents."""
-_N_HEADS, _WIDTH, _ID = 4, 16, 7
+_N_HEADS = 4
+_WIDTH = 16
+_ID = 7
+"""The heads, the width of a vector and the id of a token that a function is given."""
 _TEXTS_AND_HEADS = (*product((3, 2, 1), (16, 8, 4, 2)), (1, 1))
 """The texts and heads of a function of FlexAttention, the first that it takes."""
 _USUAL: Mapping[str, Any] = {"device": "cpu", "dtype": torch.float32}
@@ -38,7 +41,9 @@ _LENGTH = re.compile(r"_*(t|n|l|s|size|sz|tq|tk|.*(len|length|seq|tokens|size_?[
 """The names of lengths."""
 _TEXT = re.compile(r"_*(x|ids|.*(src|tgt|trg|seq|_ids|tok|inp|text|hidden|emb).*)")
 """The names of a text."""
-_BATCH, _HEAD = re.compile(r"_*(b|bs|bsz|batch\w*|b_idx|n)"), re.compile(r"_*(h|nh|head\w*|h_idx)")
+_BATCH = re.compile(r"_*(b|bs|bsz|batch\w*|b_idx|n)")
+_HEAD = re.compile(r"_*(h|nh|head\w*|h_idx)")
+"""The names of the number of a text, and of a head."""
 
 
 class MaskCells(NamedTuple):
@@ -89,7 +94,7 @@ def examine_mask(thing: Any, request: CheckRequest, stage: Stage) -> Examination
         n, values = call
         return _read(thing if values is None else call_user(thing, **values), request, n)
 
-    found = first_that_works(calls, at, tried)
+    found = first_that_works(calls, at, tried.append)
     if found is None:
         raise tried[0].failure if tried else Unreadable("it makes no mask")
     return _report(found, request, statement)
@@ -124,7 +129,8 @@ def _arguments(thing: Any, request: CheckRequest, length: int) -> Iterator[dict[
     given = {
         name: parse_value(text, thing) for name, text in target.arguments + target.call_arguments
     }
-    values, names = dict(given), list[str]()
+    values = dict(given)
+    names = list[str]()
     for each in signature(thing).parameters.values():
         is_open = each.default is each.empty and each.name not in given
         if not is_open or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
@@ -150,9 +156,10 @@ def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     if _is_block_mask(made):
         return _of_blocks(made)
     if n := _n_of_function(made):
-        kind, heads = "mask_mod" if n == 4 else "score_mod", request.n_heads
+        kind = "mask_mod" if n == 4 else "score_mod"
+        heads = request.n_heads
         sizes = [(b, heads or h) for b, h in _TEXTS_AND_HEADS]
-        cells = first_that_works(sizes, lambda each: _of_function(made, *each, length, length), [])
+        cells = first_that_works(sizes, lambda each: _of_function(made, *each, length, length))
         cells = _of_function(made, 1, 1, length, length) if cells is None else cells
         last = ", ".join(
             f"{name} = 0 to {n - 1}" for name, n in zip("bh", cells.shape, strict=False)
@@ -238,12 +245,14 @@ def _compared_by_text(stated: Tensor, measured: Tensor) -> list[Compared]:
 
 def _report(found: MaskCells, request: CheckRequest, statement: Statement | None) -> Examination:
     """The report on a mask: beside what is stated, or drawn."""
-    cells, choices = found.cells, list[Choice]()
+    cells = found.cells
+    choices = list[Choice]()
     *_, q_len, k_len = cells.shape
     size = f"{q_len} × {k_len} cells"
     if statement is None:
         compared = _compared_by_text(cells[..., :0, :], cells)
-        words, findings = f"{size}; nothing is stated", found.findings
+        words = f"{size}; nothing is stated"
+        findings = found.findings
     else:
         stated = statement.cells(q_len, k_len, n_heads=cells.shape[1]).expand_as(cells)
         compared = _compared_by_text(stated, cells)
@@ -253,8 +262,11 @@ def _report(found: MaskCells, request: CheckRequest, statement: Statement | None
             compared = turned
             choices.append(Choice("mask-means-hide", "True hides a cell"))
         seeing = seeing_of(compared, "")
-        words, findings = f"{size}: {seeing.words}", (*found.findings, *seeing.findings)
-    verdict: Verdict = "wrong" if findings else "consistent" if statement is None else "right"
+        words = f"{size}: {seeing.words}"
+        findings = (*found.findings, *seeing.findings)
+    verdict: Verdict = "consistent" if statement is None else "right"
+    if findings:
+        verdict = "wrong"
     return Examination(
         verdict=verdict,
         target=request.target_request.target,

@@ -17,8 +17,10 @@ from mhacli.usercode.limits import OutOfTime
 from .observed import Answers, Intent, Observed, not_tried, reason_of, seen
 from .passes import Passes, relative_distance
 
-_LENGTH, _MEMORY = 13, 11
-"""The tokens of the texts, and of what stands beside them: numbers that are no width."""
+_LENGTH = 13
+"""The tokens of the texts, a number that is no width."""
+_MEMORY = 11
+"""The tokens of what stands beside them, another such number."""
 
 
 class _Decoder(NamedTuple):
@@ -38,11 +40,12 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     decoder = _decoder(passes)
     if decoder is None:
         return not_tried(passes, "it takes none")
-    n_tokens, refusal = _MEMORY, ""
+    n_tokens = _MEMORY
+    refusal = ""
     try:
         output = decoder.run(decoder.memories(n_tokens, 0))
         rows = output.shape[1]
-        if passes.model.attention.is_pooled:  # all it gives for a text, flat
+        if passes.attention.is_pooled:  # all it gives for a text, flat
             rows = n_tokens if output.shape[2] == n_tokens * passes.model.n_ids else _LENGTH
     except OutOfTime:
         raise
@@ -55,8 +58,10 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         return _wrong(
             passes, f"a text of {_LENGTH} tokens has as many outputs as its memory, {rows}"
         )
-    own, other = decoder.memories(n_tokens, 0), decoder.memories(n_tokens, 1)
-    before, after = decoder.run(own), decoder.run(torch.cat([other[:1], own[1:]]))
+    own = decoder.memories(n_tokens, 0)
+    other = decoder.memories(n_tokens, 1)
+    before = decoder.run(own)
+    after = decoder.run(torch.cat([other[:1], own[1:]]))
     moved, kept = (relative_distance(after[n], before[n]).max().item() for n in (0, 1))
     if kept > passes.tolerance:
         return _wrong(passes, "the outputs of a text follow the memory of another text", kept)
@@ -79,7 +84,8 @@ def _wrong(passes: Passes, reason: str, largest: float = 0.0) -> Observed:
 
 def _decoder(passes: Passes) -> _Decoder | None:
     """The model as a function of memories; None if it takes none."""
-    model, attention = passes.model, passes.model.attention
+    model = passes.model
+    attention = passes.attention
     texts = [model.draw(passes.seed + n, _LENGTH) for n in range(2)]
     source = model.source if attention.example is None else None
     source = model.memory or source
@@ -103,14 +109,14 @@ def _decoder(passes: Passes) -> _Decoder | None:
 
 def _of_source(passes: Passes, source: str, texts: list[Tensor], sources: Tensor) -> Tensor:
     """The outputs of texts beside what the encoder reads for each, or gives for it."""
-    is_first = passes.model.attention.axes[0] == "batch"
+    is_first = passes.attention.axes[0] == "batch"
     given = {source: sources if is_first else sources.transpose(0, 1)}
     return torch.stack([each.output for each in passes.run_pass(*texts, given=given)])
 
 
 def _sources(passes: Passes, source: str, length: int, seed: int) -> Tensor:
     """Ids for the encoder from those of the first call, or vectors, for two texts."""
-    attention = passes.model.attention
+    attention = passes.attention
     known: Tensor = at_sizes(attention.others[source], attention.sizes)
     generator = torch.Generator().manual_seed(passes.seed + seed)
     if known.is_floating_point():
@@ -123,7 +129,8 @@ def _rows_are_of_memory(decoder: _Decoder) -> bool:
     """Whether an attention has a query for each token of the memory and a key for each of the text,
     before the call raises.
     """
-    watcher, scores = Watcher(None), (_MEMORY, _LENGTH)
+    watcher = Watcher(None)
+    scores = (_MEMORY, _LENGTH)
     with suppress(*NO_ANSWER), watcher:
         decoder.run(decoder.memories(_MEMORY, 0))
     return any(

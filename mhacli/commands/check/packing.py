@@ -67,7 +67,8 @@ class Way(NamedTuple):
 
 def document_lengths(length: int) -> tuple[int, ...]:
     """The lengths of three documents that fill a row; none is a usual size."""
-    first, second = length * 17 // 48, length * 22 // 48
+    first = length * 17 // 48
+    second = length * 22 // 48
     return first, second, length - first - second
 
 
@@ -82,8 +83,9 @@ def ways_of(model: TextModel, *, causal: bool, packed: bool) -> list[Way]:
     """
     if model.has_source:
         return []
-    attention, named = model.attention, dict[str, list[str]]()
-    for p in signature_of(attention.built.call):
+    attention = model.attention
+    named = dict[str, list[str]]()
+    for p in attention.parameters():
         if not (p.role in _WEAK and (p.name.startswith("cache") or p.name in attention.unread)):
             named.setdefault(p.role, []).append(p.name)
     places: Maker = partial(_places, model.first_position)
@@ -111,9 +113,11 @@ def _telling(
     """The ways of a call that takes a number for each token's document, or where documents start.
     Numbers are from 1 on, because 0 may stand for padding, or from 0.
     """
-    role, restarts = "documents", bool(positions)
+    role = "documents"
+    restarts = bool(positions)
     if packed and not is_family(model) and named.keys().isdisjoint(("documents", "starts")):
-        role, restarts = "segments", False
+        role = "segments"
+        restarts = False
     for name, first in product(named.get(role, ()), (1, 0)):
         promises = role == "documents"
         yield Way(name, {name: partial(_numbers, first), **positions}, promises, restarts)
@@ -151,7 +155,7 @@ def _with_ones(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
 
 def _with_cache(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
     """The ways with caching as it is by default, and without it."""
-    switches = signature_of(model.attention.built.call, "caching")
+    switches = model.attention.parameters("caching")
     switch = next((p for p in switches if not p.required and p.default is not False), None)
     if switch is None:
         yield from ways
@@ -182,7 +186,8 @@ def _ones(form: MaskForm, lengths: Sequence[int], n_rows: int) -> Tensor:
 
 
 def _block(form: MaskForm, causal: bool, lengths: Sequence[int], n_rows: int) -> Tensor:
-    numbers, n = _numbers(0, lengths, 1), sum(lengths)
+    numbers = _numbers(0, lengths, 1)
+    n = sum(lengths)
     allowed = (numbers.mT == numbers)[None, None]
     allowed = allowed.tril() if causal else allowed
     return mask_in(form, allowed, None, CallSizes(n_rows, n, n))
@@ -198,7 +203,7 @@ def way_of_example(
     a known name tell documents apart only where it is stated that they are `packed`. Raises
     `Unreadable` if the example gives one document.
     """
-    roles = {p.name: p.role for p in signature_of(attention.built.call)}
+    roles = {p.name: p.role for p in attention.parameters()}
     telling = (*_TELLING, *(("unknown",) if packed else ()), *_WEAK)
     found = list[tuple[str, list[int]]]()
     for name, value in arguments_of_example(attention, length).items():
@@ -269,7 +274,8 @@ def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether each of several documents in one row stays as it is when all others change, and is
     as it is alone. What nobody promises or states is a note.
     """
-    model, attention = passes.model, passes.model.attention
+    model = passes.model
+    attention = passes.attention
     if attention.is_pooled:
         return not_tried(passes, "its output is of a whole text, not of each token")
     length = min(_LENGTH, passes.length) if attention.is_resizable else passes.length
@@ -281,8 +287,9 @@ def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     else:
         way, lengths = way_of_example(attention, length, packed=intent.packed)
         ways = [way]
-    found, tried = dict[tuple[str, WithMask, str], _Measured](), list[Attempt]()
-    for each in those_that_work(ways, partial(_measured, passes, lengths, []), tried):
+    found = dict[tuple[str, WithMask, str], _Measured]()
+    tried = list[Attempt]()
+    for each in those_that_work(ways, partial(_measured, passes, lengths, []), tried.append):
         key = (each.way.name, each.way.mask, each.way.cache)
         if key not in found or (each.fault() is None and found[key].fault() is not None):
             found[key] = each
@@ -297,7 +304,7 @@ def _untold(model: TextModel) -> str:
     """Why nothing tells documents apart."""
     if model.has_source:
         return "an encoder-decoder model"
-    weak = [each.name for each in signature_of(model.attention.built.call, *_WEAK)]
+    weak = [each.name for each in model.attention.parameters(*_WEAK)]
     if weak and not is_family(model):
         return f"{weak[0]} tells documents apart only with --packed"
     return "it takes no documents by a known name"
@@ -307,22 +314,23 @@ def _measured(
     passes: Passes, lengths: Sequence[int], alone: list[PassOutput], way: Way
 ) -> _Measured:
     """What a way gives; `alone` keeps what documents alone give in a plain call."""
-    n, ends = sum(lengths), [*accumulate(lengths)]
+    n = sum(lengths)
+    ends = [*accumulate(lengths)]
     spans = [slice(end - size, end) for end, size in zip(ends, lengths, strict=True)]
-    text, rows = passes.text[:n], [passes.text[:n]]
+    text = passes.text[:n]
+    rows = [passes.text[:n]]
     for span in spans:
-        rows.append(passes.changed(0, passes.length, 1)[:n])
-        rows[-1][span] = text[span]
-    batches = [[row] for row in rows] if way.of_one_row else [rows]
-    together, *changed = [
-        output
-        for batch in batches
-        for output in passes.run_pass(*batch, given=way.arguments(lengths, len(batch)))
-    ]
+        row = passes.changed(0, passes.length, 1)[:n]
+        row[span] = text[span]
+        rows.append(row)
+    outputs = list[PassOutput]()
+    for batch in [[row] for row in rows] if way.of_one_row else [rows]:
+        outputs += passes.run_pass(*batch, given=way.arguments(lengths, len(batch)))
+    together, *changed = outputs
     parts = [_part(together, span) for span in spans]
     others = [_part(row, span) for row, span in zip(changed, spans, strict=True)]
     measured = _Measured(way, passes.tolerance, [*map(difference_of, others, parts)])
-    if passes.model.attention.example is not None or not measured.isolates:
+    if passes.attention.example is not None or not measured.isolates:
         return measured
     if way.mask == "block":  # it may replace one of the model's
         alone = [passes.run_pass(text[s], given=way.arguments([len(text[s])]))[0] for s in spans]
@@ -379,7 +387,8 @@ def _reason(measured: Sequence[_Measured]) -> str:
     """What isolates documents, by what tells them apart."""
     said = list[str]()
     for name in dict.fromkeys(each.way.name for each in measured):
-        every, where = [each for each in measured if each.way.name == name], list[str]()
+        every = [each for each in measured if each.way.name == name]
+        where = list[str]()
         for mask, words in _MASKS.items():
             of_mask = [each for each in every if each.way.mask == mask]
             caches = [each.way.cache for each in of_mask if each.isolates]

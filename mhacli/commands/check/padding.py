@@ -29,8 +29,10 @@ def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers)
     tokens, or with the id of padding where the model makes its mask from its ids. Padding on the
     left must change nothing where positions are given, and in causal models of transformers.
     """
-    model, lengths = passes.model, [len(text) for text in passes.texts]
-    mask, own = model.mask, model.own_padding
+    model = passes.model
+    lengths = [len(text) for text in passes.texts]
+    mask = model.mask
+    own = model.own_padding
     if mask is None and not model.is_stated and own.source_pad is None:
         return not_tried(passes, _NO_MASK)
     if side not in model.sides:
@@ -43,7 +45,8 @@ def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers)
 
 def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
     """Whether padding that a mask marks changes no output."""
-    model, lengths = passes.model, [len(text) for text in passes.texts]
+    model = passes.model
+    lengths = [len(text) for text in passes.texts]
     tried = [(_padded(passes, form, side), form) for form in model.masks]
     differences, mask = min(tried, key=lambda each: largest_of(each[0]))
     if reason := _read_at_another_end(passes, differences, mask, side):
@@ -104,7 +107,8 @@ def _by_ids(passes: Passes, side: PaddingSide) -> Observed:
     """
     own = passes.model.own_padding
     pads = [pad for pad in own if pad is not None]
-    differences, is_compared = _padded(passes, None, side), own.pad is not None
+    differences = _padded(passes, None, side)
+    is_compared = own.pad is not None
     if own.source_pad is not None:
         of_source = _beside_padded_source(passes, own.source_pad)
         is_compared = is_compared or of_source.largest > passes.tolerance
@@ -123,7 +127,8 @@ def _by_ids(passes: Passes, side: PaddingSide) -> Observed:
 
 def _beside_padded_source(passes: Passes, pad: int) -> PassDifference:
     """The text beside half of its source, with padding behind that and without."""
-    attention, source = passes.model.attention, passes.model.source
+    attention = passes.attention
+    source = passes.model.source
     assert source is not None
     dim = attention.axes.index("row")
     whole: Tensor = at_sizes(attention.others[source], attention.sizes._replace(batch=1))
@@ -149,20 +154,22 @@ def content(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     texts = [passes.text[:_SHORT], passes.texts[-1][: _SHORT // 4]]
     if len(texts[0]) == len(texts[1]) or not model.attention.is_resizable:
         return not_tried(passes, "needs texts of different lengths")
-    tried = [
-        [
-            # on the other side it may be read where padding stands
-            each if answers[f"{side}-padding"].ok else each._replace(whole=0.0)
-            for side in model.sides
-            for each in _refilled(passes, texts, mask=form, side=side)
-        ]
-        for form in model.masks
-    ]
-    differences = min(tried, key=largest_of)
+
+    def refilled(form: MaskForm) -> list[PassDifference]:
+        differences = list[PassDifference]()
+        for side in model.sides:
+            moved = _refilled(passes, texts, mask=form, side=side)
+            if not answers[f"{side}-padding"].ok:  # it may be read where padding stands
+                moved = [each._replace(whole=0.0) for each in moved]
+            differences += moved
+        return differences
+
+    differences = min(map(refilled, model.masks), key=largest_of)
     subject = f"what stands in places that {model.mask.parameter} marks as padding changes"
     observed = compared(passes, differences, f"{subject} no output", f"{subject} outputs")
     observed = replace(observed, tried=Tried(len(texts[0]), len(differences)))
-    table, row = model.table, getattr(model.table, "padding_idx", None)
+    table = model.table
+    row = getattr(model.table, "padding_idx", None)
     # torch keeps the vector of padding 0, so that nothing else can stand there
     stays_zero = table is not None and row is not None and not table.weight[row].any()
     return observed.as_note() if stays_zero or not model.hides_padding else observed
@@ -179,7 +186,8 @@ def _refilled(passes: Passes, texts: Sequence[Tensor], **how: Any) -> list[PassD
         before, after = (passes.run_pass(*texts, filled_by=each, **how) for each in fillings)
         return [*map(difference_of, after, before)]
     within = partial(_row_drawn, model.table, model.pad, passes.seed)
-    before, after = passes.run_pass(*texts, **how), passes.run_pass(*texts, within=within, **how)
+    before = passes.run_pass(*texts, **how)
+    after = passes.run_pass(*texts, within=within, **how)
     if before[0].output.shape[-1] == model.n_ids:
         kept = torch.arange(model.n_ids) != model.pad
         before, after = (
@@ -192,7 +200,8 @@ def _refilled(passes: Passes, texts: Sequence[Tensor], **how: Any) -> list[PassD
 @contextmanager
 def _row_drawn(table: nn.Embedding, row: int, seed: int) -> Iterator[None]:
     """A context in which a row of a table has other numbers."""
-    kept, generator = table.weight[row].detach().clone(), torch.Generator().manual_seed(seed)
+    kept = table.weight[row].detach().clone()
+    generator = torch.Generator().manual_seed(seed)
     drawn = table.weight.detach().std() * torch.randn(kept.shape, generator=generator).to(kept)
     try:
         with torch.no_grad():

@@ -13,8 +13,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from mhacli.attention.core import dtype_name
 from mhacli.errors import MhaError
@@ -29,9 +28,8 @@ from mhacli.usercode.door import (
     first_that_works,
     for_user,
     on_behalf,
-    ours,
-    plainly,
 )
+from mhacli.usercode.foreign import FunctionMode
 from mhacli.usercode.text_model import NO_ROWS, NotedSteps, PartCalls, PartRows, TextModel
 from mhacli.usercode.user_attention import NO_CONTEXT
 
@@ -58,7 +56,7 @@ _ROWS = 16
 
 def is_family(model: TextModel) -> bool:
     """Whether it is a model of transformers."""
-    return config_of(model.attention.built.module) is not None
+    return config_of(model.attention.module) is not None
 
 
 class PassOutput(NamedTuple):
@@ -117,7 +115,8 @@ def relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
     """The distance of what is computed for each token of the shorter text, relative to its usual
     size.
     """
-    n, size = min(len(ours), len(theirs)), theirs.norm(dim=-1).square().mean().sqrt()
+    n = min(len(ours), len(theirs))
+    size = theirs.norm(dim=-1).square().mean().sqrt()
     parts = zip(ours[:n].split(_ROWS), theirs[:n].split(_ROWS), strict=True)
     distances: Tensor = torch.cat([(a - b).norm(dim=-1) for a, b in parts])
     distances /= size.clamp(min=torch.finfo(torch.float32).tiny)
@@ -127,13 +126,13 @@ def relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
 _Context = Callable[[], AbstractContextManager[Any]]
 
 
-class _KnownRows(TorchFunctionMode):
+class _KnownRows(FunctionMode):
     """Raises where a position or id is beyond its table: behind such a call a GPU computes nothing
     more.
     """
 
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function returns that reads a table."""
         if (
             func is torch.nn.functional.embedding
             and len(args) > 1
@@ -141,7 +140,7 @@ class _KnownRows(TorchFunctionMode):
             and int(args[0].max()) >= len(args[1])
         ):
             raise for_user(IndexError("index out of range"))
-        return on_behalf(func, *args, **(kwargs or {}))
+        return on_behalf(func, *args, **kwargs)
 
 
 class Passes:
@@ -160,13 +159,18 @@ class Passes:
         requested: int | None = None,
     ) -> None:
         """Reads the longest text. Raises `UserRaised` or `MhaError` if none works."""
-        self.model, self.seed, self.n_passes = model, seed, 0
-        self.module: nn.Module | None = model.attention.built.module
+        self.model = model
+        self.seed = seed
+        self.n_passes = 0
+        self.attention = model.attention
+        self.module = model.attention.module
         if texts:
-            self.texts, self.first_pass = texts, self.run_pass(texts[0])[0]
+            self.texts = texts
+            self.first_pass = self.run_pass(texts[0])[0]
         else:
             self._read_longest(requested)
-        self.text, self.length = self.texts[0], len(self.texts[0])
+        self.text = self.texts[0]
+        self.length = len(self.texts[0])
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
@@ -186,7 +190,7 @@ class Passes:
         """Draws the texts, and reads the first, half as long again and again until one works where
         no length is requested.
         """
-        attention = self.model.attention
+        attention = self.attention
         if requested in (LENGTH, LENGTH + 1):  # the defaults, of a model and of an attention
             requested = None
         fixed = (requested or 0) if attention.is_resizable else attention.sizes.q_len
@@ -200,7 +204,7 @@ class Passes:
             return text, self.run_pass(text)[0]
 
         tried = list[Attempt]()  # beyond the model's positions its code may raise anything
-        found = first_that_works(lengths, read, tried)
+        found = first_that_works(lengths, read, tried.append)
         if found is None:
             raise self._too_long(fixed, read, tried[-1]) if requested else tried[-1].failure
         (text, self.first_pass), length = found, len(found[0])
@@ -212,10 +216,11 @@ class Passes:
         """The error for a length that cannot be read: it names the longest that can, if one can."""
 
         def fails(length: int) -> bool:
-            return first_that_works([length], read, list[Attempt]()) is None
+            return first_that_works([length], read) is None
 
         longest = bisect_left(range(1, requested), True, key=fails)
-        failure, name = tried.failure, self.model.attention.built.name
+        failure = tried.failure
+        name = self.attention.built.name
         if not longest:
             return failure
         return MhaError(
@@ -280,13 +285,14 @@ class Passes:
         """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of
         the whole text, such as a selection, moves further.
         """
-        tokens, other = self.text.clone(), self.model.draw(self.seed + seed, self.length)
+        tokens = self.text.clone()
+        other = self.model.draw(self.seed + seed, self.length)
         other = other[:1].expand_as(other) if alike else other
         if self.model.n_ids:
             other = torch.where(other == tokens, (other + 1) % self.model.n_ids, other)
         tokens[start:end] = other[start:end]
-        if self.model.attention.end is not None:
-            tokens[-1] = self.model.attention.end
+        if self.attention.end is not None:
+            tokens[-1] = self.attention.end
         return tokens
 
     @property

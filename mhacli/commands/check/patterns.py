@@ -30,10 +30,13 @@ def pattern_of(seen: Cells) -> Pattern:
     """The rule that gives these visible cells of self-attention; where it is none of the usual
     ones, or tokens see all or all before them, the cells themselves, at this length alone.
     """
-    length, n_see_first = len(seen), int(seen[:, 0].cumprod(0).sum())
-    n_first, rules = int(seen[0].sum()), dict[str, str]()
+    length = len(seen)
+    n_see_first = int(seen[:, 0].cumprod(0).sum())
+    n_first = int(seen[0].sum())
+    rules = dict[str, str]()
     if 0 < n_see_first < length and seen[-1].any():
-        before, after = length - 1 - int(seen[-1].nonzero()[0]), int(seen[0].nonzero()[-1])
+        before = length - 1 - int(seen[-1].nonzero()[0])
+        after = int(seen[0].nonzero()[-1])
         is_in_chunk = f"q // {n_see_first} == k // {n_see_first}"
         chunk = f"its chunk of {n_see_first} tokens"
         rules = {

@@ -9,7 +9,10 @@ from mhacli.render.figures.svg import Piece, lines
 
 from .result import Examination, SeenCells
 
-_SIDE, _MOST = 300.0, 8
+_SIDE = 300.0
+"""The longest side of a picture, in pixels."""
+_MOST = 8
+"""The most matrices that are drawn."""
 
 
 def pictures(examination: Examination) -> list[Piece]:
@@ -44,7 +47,9 @@ def _grid(title: str, cells: Array, apart: Array) -> Grid:
     first = n_columns - n_rows
 
     def about(row: int, key: int) -> str:
-        word = "wrong" if apart[row, key] else "seen" if cells[row, key] else "hidden"
+        word = "seen" if cells[row, key] else "hidden"
+        if apart[row, key]:
+            word = "wrong"
         return f"query {row + first} → key {key}: {word}"
 
     return Grid(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,21 +24,24 @@ from mhacli.attention.taps import largest_difference
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.accepted import random_inputs
 from mhacli.usercode.axes import ROW_AXES
-from mhacli.usercode.build import as_float64, cast, cast_copy
+from mhacli.usercode.build import as_float64, cast, cast_copy, is_of_torch
 from mhacli.usercode.copies import copied, deep_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.graph import KERNEL, Operation, RecordedCall, recorded
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.roles import called_function, role_of, signature_of
+from mhacli.usercode.roles import called_function, role_of
 from mhacli.usercode.user_attention import Changed, InputDrawer, UserAttention
 
 from .result import CheckRequest, ProbeResult
 
 RAISED_DROPOUT = 0.5
 """The dropout of copies, large enough to show in one call."""
-_N_COPIES, _SIGMAS = 200, 5.0
+_N_COPIES = 200
+"""Copies of the input whose outputs in training mode are averaged."""
+_SIGMAS = 5.0
+"""Standard errors within which the slope of an output must be that of one of two readings."""
 _SMALL_SCALE = 0.1
 """The scale of inputs with small scores and nearly equal weights, so that every visible key has an
 influence."""
@@ -55,6 +59,7 @@ _DENIALS = (
     "no",
     "without",
 )
+"""Words in the name of a class that say that it is causal, and those that deny it."""
 
 
 @dataclass
@@ -80,10 +85,11 @@ class ProbedAttention:
         """Whether no token is meant to see a later one: by the option, an argument, or its name.
         For cross-attention only an argument counts, because the context has its own positions.
         """
-        subject, request = self.subject, self.request
+        subject = self.subject
+        request = self.request
         if request.sees is not None and not request.causal:
             return False
-        switches = signature_of(subject.built.call, "causal")
+        switches = subject.parameters("causal")
         is_off = any(not subject.others.get(each.name, each.default) for each in switches)
         if subject.causal_by is not None or subject.mode == "cross":
             return subject.causal_by is not None
@@ -100,7 +106,8 @@ class ProbedAttention:
         if (seen := self.influence) is None:
             return ""
         # the first or the last query may see no key, and then sees all
-        ones, inner = torch.ones_like(seen), slice(1, -1)
+        ones = torch.ones_like(seen)
+        inner = slice(1, -1)
         kinds = (
             name
             for name, (shape, _) in _KINDS.items()
@@ -113,28 +120,25 @@ class ProbedAttention:
         """What was measured without the reference."""
         if self.influence is None:
             return ()
-        return (
-            ProbeResult(
-                "visible keys", _KINDS[self.visible][1], self.influence.double().mean().item()
-            ),
-        )
+        words = _KINDS[self.visible][1]
+        return (ProbeResult("visible keys", words, self.influence.double().mean().item()),)
 
 
 def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
     """A copy with this dropout in its modules and numeric attributes; None if it cannot be copied,
     or has none.
     """
-    module, has_dropout = subject.built.module, False
+    module = subject.module
+    has_dropout = False
     twin = copied(module)
     for part in twin.modules() if twin is not None and twin is not module else ():
         for name, value in vars(part).items():
             if type(value) in (int, float) and 0 <= value < 1 and role_of(name) == "dropout":
-                has_dropout, vars(part)[name] = True, p
-    return (
-        replace(subject.with_call(twin), is_without_dropout=False)
-        if has_dropout and twin is not None
-        else None
-    )
+                has_dropout = True
+                vars(part)[name] = p
+    if twin is None or not has_dropout:
+        return None
+    return replace(subject.with_call(twin), is_without_dropout=False)
 
 
 def within_block(subject: UserAttention) -> UserAttention:
@@ -143,20 +147,18 @@ def within_block(subject: UserAttention) -> UserAttention:
     """
     # so that the subject keeps nothing of the calls, such as the rows of a cache
     alone = subject.with_call(copied(subject.built.call))
-    module = alone.built.module
+    module = alone.module
     with suppress(*NO_ANSWER):
         call = recorded(alone, random_inputs(alone), 0)
-        behind = {
-            name.rpartition(".")[0]: op.output
-            for op in call.behind
-            if op.projects
-            for name in op.weights()
-        }
+        behind = dict[str, Tensor]()
+        for operation in filter(attrgetter("projects"), call.behind):
+            for name in operation.weights():
+                behind[name.rpartition(".")[0]] = operation.output
         if module is not None and len(call.attentions) == 1 and len(behind) > 2:
             part, out = next(iter(behind.items()))
             parent = module.get_submodule(part.rpartition(".")[0])
             axes = ROW_AXES if subject.has_own_queries and out.ndim == 3 else subject.output[1]
-            if parent is module or type(parent).__module__.startswith("torch."):
+            if parent is module or is_of_torch(parent):
                 inner = replace(subject, is_inside=True, part=part, output=("[1]", axes))
                 inner.with_call(alone.built.call)(random_inputs(inner))
                 return inner
@@ -170,7 +172,8 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
     called = subject.with_call(
         copied(subject.built.call)
     )  # so that the subject keeps nothing of the calls
-    probed, seed = ProbedAttention(called, request), request.seed
+    probed = ProbedAttention(called, request)
+    seed = request.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
         for measure in (repeat_calls, replace_tokens, average_training):
@@ -180,7 +183,7 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
             subject = replace(subject, inner=dtype_inside(called, subject.drawer(seed)))
     if "dropout-in-eval" in probed.evidence:
         subject = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
-    if (module := subject.built.module) is None:
+    if (module := subject.module) is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
         floats = {
@@ -194,9 +197,10 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
     return replace(probed, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
-_MOVED, _ROUGH = 1e-5, 4.0
-"""How far inputs move, relative to their size, and how many times further outputs of code move that
-rounds to 16 bits inside."""
+_MOVED = 1e-5
+"""How far inputs move, relative to their size."""
+_ROUGH = 4.0
+"""How many times further outputs of code move that rounds to 16 bits inside."""
 _TEXTS = 16
 """Texts in which enough numbers jump."""
 
@@ -232,7 +236,8 @@ def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
     """Which numbers of an output differ by more than rounding, relative to the largest; all of them
     if it has another shape.
     """
-    a, b = as_float64(before), as_float64(after)
+    a = as_float64(before)
+    b = as_float64(after)
     if a.shape != b.shape:
         return torch.ones_like(a, dtype=torch.bool)
     size = a.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() or 1.0
@@ -245,11 +250,14 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
     with more dropout if there is any.
     """
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
-    subject, twin = probed.subject, with_dropout(probed.subject, RAISED_DROPOUT) or probed.subject
+    subject = probed.subject
+    twin = with_dropout(probed.subject, RAISED_DROPOUT) or probed.subject
     unused = replace(subject.with_call(copied(subject.built.call)), is_copied=True)
     first = twin(inputs)
     try:
-        second, _, third = twin(inputs), twin(other), twin(inputs)
+        second = twin(inputs)
+        twin(other)
+        third = twin(inputs)
         if not (differing(first, second) | differing(first, third)).any():
             return
         if not differing(twin(inputs, seed=0), twin(inputs, seed=0)).any():
@@ -300,10 +308,8 @@ def replace_tokens(probed: ProbedAttention, drawer: InputDrawer) -> None:
     """
     random, small = (drawer.inputs(with_context=False) for _ in range(2))
     small = small.map(lambda rows: _SMALL_SCALE * rows[..., :1, :].expand_as(rows))
-    by_random, by_equal = (
-        _by_token(probed, random, drawer),
-        _by_token(probed, small, drawer, factor=_SMALL_SCALE),
-    )
+    by_random = _by_token(probed, random, drawer)
+    by_equal = _by_token(probed, small, drawer, factor=_SMALL_SCALE)
     if random.keys is None:
         by_random.fill_diagonal_(False)  # the token may act through its query only
     probed.influence = by_random | by_equal
@@ -325,7 +331,8 @@ def _by_token(
     probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0
 ) -> Tensor:
     """Whether another token at key changes each output, `[query, key]`."""
-    before, n_keys = probed.subject(base, seed=0), base.queries.shape[-2]
+    before = probed.subject(base, seed=0)
+    n_keys = base.queries.shape[-2]
     if before.shape[-2] != n_keys:
         raise Unreadable(f"texts of {n_keys} tokens have {before.shape[-2]} outputs")
     replaced = [drawer.replaced(base, key, factor=factor) for key in range(n_keys)]
@@ -357,7 +364,8 @@ def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
     out = training_out.unflatten(0, (_N_COPIES, -1))
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
-    slope, error = slopes.mean().item(), slopes.std().item() / _N_COPIES**0.5
+    slope = slopes.mean().item()
+    error = slopes.std().item() / _N_COPIES**0.5
     if (
         2 * _SIGMAS * error < RAISED_DROPOUT
         and abs(slope - (1 - RAISED_DROPOUT)) <= _SIGMAS * error
@@ -406,7 +414,8 @@ def counted_rows(inputs: Inputs, out: Tensor, keep: Tensor | None = None) -> Boo
     queries, and those that may `keep` no key, have no right output. Raises `NotPossible` if the
     cells to keep are of another shape.
     """
-    counted, real = torch.ones(out.shape[:-1], dtype=torch.bool), inputs.real
+    counted = torch.ones(out.shape[:-1], dtype=torch.bool)
+    real = inputs.real
     if real is not None and real.shape == (len(out), out.shape[-2]):
         counted &= real if out.ndim == 3 else real[:, None]
     if keep is not None:
@@ -488,11 +497,9 @@ def masked_cases(
     """One case for each form of a mask, or of padding, that fits these sizes."""
     drawer = subject.drawer(seed)
     inputs = drawer.inputs(with_context=subject.takes_context, batch=batch)
-    allowed, holes, right = (
-        drawer.allowed(inputs),
-        drawer.real(inputs, on_the_right=False),
-        drawer.real(inputs),
-    )
+    allowed = drawer.allowed(inputs)
+    holes = drawer.real(inputs, on_the_right=False)
+    right = drawer.real(inputs)
     for form in forms:
         masked = inputs._replace(allowed=form.repeated(allowed))
         if form.is_padding:
@@ -541,7 +548,8 @@ def unparametrized(module: nn.Module) -> nn.Module:
     """
     copied_module = deep_copy(module)
     for part in copied_module.modules():
-        kind, names = type(part), [*getattr(part, "parametrizations", ())]
+        kind = type(part)
+        names = [*getattr(part, "parametrizations", ())]
         if names:  # their property is one of the class, which the original has too
             part.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         for name in names:
@@ -557,7 +565,8 @@ def unparametrized(module: nn.Module) -> nn.Module:
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:
     """A copy with random weights, scaled for queries and keys of unit size, and non-zero biases."""
-    copied_module, generator = unparametrized(module), torch.Generator().manual_seed(seed + 1)
+    copied_module = unparametrized(module)
+    generator = torch.Generator().manual_seed(seed + 1)
     for parameter in copied_module.parameters():
         is_set = parameter.numel() == 1 and bool(
             parameter != 0
@@ -568,9 +577,7 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
         if bool((parameter.detach() == 1).all()):  # an untrained gain of a norm, or a temperature
             numbers = (1 + numbers * 0.2).abs()
         else:
-            numbers = numbers * (
-                0.5 if parameter.ndim < 2 else 1.2 * sorted(parameter.shape)[-1] ** -0.5
-            )
+            numbers *= 0.5 if parameter.ndim < 2 else 1.2 * max(parameter.shape) ** -0.5
         parameter.data.copy_(numbers)
     return copied_module
 
@@ -585,10 +592,12 @@ def operations_that_differ(probed: ProbedAttention, code: str) -> list[Operation
     """
     subject = replace(probed.subject, is_without_dropout=False)
     twin = with_dropout(subject, RAISED_DROPOUT) or subject.with_call(copied(subject.built.call))
-    seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
+    seed = int(code == "dropout-in-eval")
+    training = code == "dropout-not-rescaled"
     with suppress(OutOfTime, *NO_ANSWER):
         inputs = twin.drawer(probed.request.seed).inputs(with_context=False)
-        first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
+        first = recorded(twin, inputs, 0)
+        second = recorded(twin, inputs, seed, training=training)
         return [
             one
             for one, other in zip(first.operations, second.operations, strict=False)
@@ -616,7 +625,7 @@ def parameters_without_effect(probed: ProbedAttention, *, n_axes: int) -> list[s
     """The projections of a module with random weights, or of one axis the gains of queries and
     keys, that change no output. Biases do not count, because a key bias never changes one.
     """
-    module = copied(probed.subject.built.module)
+    module = copied(probed.subject.module)
     if module is None:
         return []
     subject = replace(probed.subject.with_call(module), is_inside=False)
@@ -624,7 +633,8 @@ def parameters_without_effect(probed: ProbedAttention, *, n_axes: int) -> list[s
     inputs = [
         drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}
     ]
-    after, unused = [subject(each, seed=0) for each in inputs], list[str]()
+    after = [subject(each, seed=0) for each in inputs]
+    unused = list[str]()
     for name, parameter in module.named_parameters():
         letters, number = read_name(name)
         is_meant = letters in ("q", "k") if n_axes == 1 else letters and number is None

@@ -19,7 +19,9 @@ def script_of(
     call of the grid. It runs in the folder of the function's file. None for a class, a function
     that cannot be imported by its name, attention of another form, and masks and views.
     """
-    thing, shape, variant = subject.built.thing, cell.shape, cell.variant
+    thing = subject.built.thing
+    shape = cell.shape
+    variant = cell.variant
     name = getattr(thing, "__name__", "")
     special = (layer.pairing, layer.bias, layer.sinks, layer.visible_cells, subject.example)
     if (

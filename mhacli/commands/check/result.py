@@ -10,7 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from mhacli.cli.console import drawn_lines
-from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
+from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError, in_python
 from mhacli.io.data import plain
 from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
@@ -39,30 +39,7 @@ Verdict = Literal["right", "consistent", "wrong", "unknown"]
 _CODE, _MEANT = "Code", "Intended behaviour"
 RUN = "Run"
 """The panel of the options that say how an examination runs, not what is examined."""
-_TARGET = (
-    "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function"
-    " of q, k and v. mha imports and runs it."
-)
-_FROM_TABLE = "the targets of the nearest pyproject.toml that states some"
-_SEES = "State who may see whom, in place of --causal, such as 'q >= k and q - k < 8'."
-_NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
-_BACKWARD = "Code that gives no gradients is wrong."
-_NO_BACKWARD = "Compare no gradients: the code is for inference alone."
-_LENGTH = "Tokens of the longest text: of a model, or of an attention."
-_LENGTHS = "256 or the model's positions, 257 of an attention"
-_MAX_TIME = "Seconds for all that follows the first call. What is not tried by then is named."
-_AGAINST = "Compare with this implementation instead of the reference."
-_AGAINST_ARG = "Argument of the constructor of --against; repeatable."
-_AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
-_AGAINST_DEFAULT = "the values of --arg, under the names that it uses"
-_PACKED = "State that rows hold several documents, which must not see each other."
-_MASK = "What True in a mask means."
 _ACCEPTS = "CODE[@PART]=REASON"
-_ACCEPT = (
-    "Accept this mistake, in a part of the model where one is named, for a reason; repeatable. Once"
-    " it is mended, the check fails."
-)
-_ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
 HELD = "accepted-but-right"
 """The code of what is accepted although it was tried and held."""
 _NOWHERE = SourceLine()
@@ -100,7 +77,15 @@ class CheckRequest:
     """
 
     target: str | None = setting(
-        None, "", _TARGET, argument=True, metavar="FILE.py:NAME", default=_FROM_TABLE
+        None,
+        "",
+        (
+            "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a"
+            " function of q, k and v. mha imports and runs it."
+        ),
+        argument=True,
+        metavar="FILE.py:NAME",
+        default="the targets of the nearest pyproject.toml that states some",
     )
     model: str | None = setting(
         None,
@@ -115,14 +100,26 @@ class CheckRequest:
     arg: tuple[str, ...] = like(OwnCode, "arg", _CODE)
     call_arg: tuple[str, ...] = like(OwnCode, "call_arg", _CODE)
     example: str | None = like(OwnCode, "example", _CODE)
-    other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET", common=True)
+    other: str | None = setting(
+        None,
+        _CODE,
+        "Compare with this implementation instead of the reference.",
+        "--against",
+        metavar="TARGET",
+        common=True,
+    )
     other_arg: tuple[str, ...] = _pairs(
-        (), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT, needs=("other",)
+        (),
+        _CODE,
+        "Argument of the constructor of --against; repeatable.",
+        "--against-arg",
+        default="the values of --arg, under the names that it uses",
+        needs=("other",),
     )
     other_call_arg: tuple[str, ...] | None = _pairs(
         None,
         _CODE,
-        _AGAINST_CALL_ARG,
+        "Argument of every call of --against; repeatable.",
         "--against-call-arg",
         default="as --call-arg",
         needs=("other",),
@@ -134,28 +131,74 @@ class CheckRequest:
         names=("--causal", "--is-causal"),
         help="State that tokens must not see later ones.",
     )
-    not_causal: bool = setting(False, _MEANT, _NOT_CAUSAL, "--no-causal", excludes=("causal",))
-    sees: str | None = setting(
-        None, _MEANT, _SEES, metavar="CONDITION", excludes=("causal", "not_causal", "other")
+    not_causal: bool = setting(
+        False,
+        _MEANT,
+        "Tokens may see later ones: an encoder, or a masked language model.",
+        "--no-causal",
+        excludes=("causal",),
     )
-    packed: bool = setting(False, _MEANT, _PACKED, excludes=("other",))
-    mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
-    rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
+    sees: str | None = setting(
+        None,
+        _MEANT,
+        "State who may see whom, in place of --causal, such as 'q >= k and q - k < 8'.",
+        metavar="CONDITION",
+        excludes=("causal", "not_causal", "other"),
+    )
+    packed: bool = setting(
+        False,
+        _MEANT,
+        "State that rows hold several documents, which must not see each other.",
+        excludes=("other",),
+    )
+    mask_means: Literal["keep", "hide"] | None = setting(
+        None, _MEANT, "What True in a mask means.", default="either"
+    )
+    rope: Literal["half", "interleaved"] | None = setting(
+        None,
+        _MEANT,
+        "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J).",
+        default="either",
+    )
     scale: float | None = like(Config, "scale", _MEANT, default="")
     n_heads: int | None = like(Config, "n_heads", _MEANT, value=None, default="from its arguments")
-    backward: bool = setting(False, _MEANT, _BACKWARD, "--backward", excludes=("other", "model"))
-    no_backward: bool = setting(
-        False, _MEANT, _NO_BACKWARD, excludes=("backward", "other", "model")
+    backward: bool = setting(
+        False,
+        _MEANT,
+        "Code that gives no gradients is wrong.",
+        "--backward",
+        excludes=("other", "model"),
     )
-    accept: tuple[str, ...] = setting((), _MEANT, _ACCEPT, metavar=_ACCEPTS)
+    no_backward: bool = setting(
+        False,
+        _MEANT,
+        "Compare no gradients: the code is for inference alone.",
+        excludes=("backward", "other", "model"),
+    )
+    accept: tuple[str, ...] = setting(
+        (),
+        _MEANT,
+        (
+            "Accept this mistake, in a part of the model where one is named, for a reason;"
+            " repeatable. Once it is mended, the check fails."
+        ),
+        metavar=_ACCEPTS,
+    )
     device: str = like(Config, "device", RUN, value="cpu", default="")
     seed: int = like(Config, "seed", RUN)
-    length: int | None = setting(None, RUN, _LENGTH, low=4, high=4096, default=_LENGTHS)
+    length: int | None = setting(
+        None,
+        RUN,
+        "Tokens of the longest text: of a model, or of an attention.",
+        low=4,
+        high=4096,
+        default="256 or the model's positions, 257 of an attention",
+    )
     time_limit_s: float = like(OwnCode, "time_limit", RUN, names=("--time-limit",))
     max_time_s: float = setting(
         DEFAULT_MAX_TIME_S,
         RUN,
-        _MAX_TIME,
+        "Seconds for all that follows the first call. What is not tried by then is named.",
         "--max-time",
         above=0,
         high=MAX_SECONDS,
@@ -181,7 +224,8 @@ class CheckRequest:
                 hint="add FILE.py:NAME, the name of code, or --model DIR",
             )
         device = "cpu" if self.device == "auto" else self.device
-        arguments, calls = pairs(self.arg, "arg"), pairs(self.call_arg, "call-arg")
+        arguments = pairs(self.arg, "arg")
+        calls = pairs(self.call_arg, "call-arg")
         return TargetRequest(
             self.target, arguments, calls, self.causal, device, self.seed, self.example
         )
@@ -234,7 +278,8 @@ class CheckRequest:
         """
         if self.other is None:
             return None
-        given, arguments = self.other_call_arg, pairs(self.other_arg, "against-arg")
+        given = self.other_call_arg
+        arguments = pairs(self.other_arg, "against-arg")
         calls = (
             self.target_request.call_arguments
             if given is None
@@ -460,7 +505,8 @@ class Compared(Struct, frozen=True):
     def words(self, other: str) -> str:
         """What was compared with another implementation, in a sentence."""
         what = "outputs and gradients" if self.backward.compared else "outputs"
-        n, why = len(self.shapes), self.backward.reason
+        n = len(self.shapes)
+        why = self.backward.reason
         return (
             f"{what} are those of {other} with the same weights, up to {max(self.lengths)} tokens,"
             f" {', '.join(self.dtypes)} ({n} shape{'s' * (n != 1)})"
@@ -591,17 +637,19 @@ class Examination(Shown):
         }
         return [{"of": kind} | row for kind, rows in parts.items() for row in rows]
 
+    in_python = staticmethod(in_python)
+
     def __repr__(self) -> str:
         """The target, the verdict, and the first finding with its line, in 200 characters."""
         message, at = self._first
         at = at if len(at) <= 50 else f" (…{at[-47:]}"
         about = f"<Examination of {_cut(visible(self.target), 40)}: {self.verdict}: "
-        return f"{about}{_cut(message, 199 - len(about) - len(at))}{at}>"
+        return f"{about}{_cut(self.in_python(message), 199 - len(about) - len(at))}{at}>"
 
     def __str__(self) -> str:
-        """The report, as `mha check --verbose` prints it in 80 columns."""
+        """The report, as `mha check --verbose` prints it in 80 columns, for Python."""
         screen = Screen(80, colour=False, verbose=True)
-        return "\n".join(drawn_lines(self.view(screen), screen))
+        return self.in_python("\n".join(drawn_lines(self.view(screen), screen)))
 
     @property
     def headline(self) -> str:
@@ -629,7 +677,8 @@ class Examination(Shown):
         held = "; ".join([held, *packing])
         if self.verdict == "consistent":
             return f"{held}; {self.attention_inside}"
-        other, covered = self.against or "the reference", ""
+        other = self.against or "the reference"
+        covered = ""
         if self.compared is not None and self.compared.attention:
             covered = self.compared.words(other)
         if self.comparison is None:
@@ -710,7 +759,8 @@ class Examinations(Shown):
     @property
     def summary(self) -> str:
         """How many have which verdict."""
-        n, counts = len(self.reports), Counter(report.answer for report in self.reports)
+        n = len(self.reports)
+        counts = Counter(report.answer for report in self.reports)
         each = "; ".join(f"{count} {answer}" for answer, count in counts.items())
         return f"{n} target{'' if n == 1 else 's'}: {each}"
 
@@ -718,7 +768,9 @@ class Examinations(Shown):
         """The rows of `--csv`: the verdict on each target, then the rows of its report."""
         rows = list[dict[str, Any]]()
         for report in self.reports:
-            name, ok, message = report.verdict, report.ok, report.summary
+            name = report.verdict
+            ok = report.ok
+            message = report.summary
             verdict = {"of": "verdict", "name": name, "ok": ok, "message": message}
             rows += [{"target": report.target} | row for row in (verdict, *report.rows())]
         return rows

@@ -12,12 +12,12 @@ from typing import Any, Literal, ParamSpec
 from msgspec import ValidationError, convert
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, in_python
 from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
-from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
+from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, may_be_examined, naming
 
 from .acceptance import with_accepted
 from .result import CheckRequest, Examination, finding_of
@@ -112,17 +112,24 @@ def check(
             isinstance(name_or_object, str | None)
             for name_or_object in (target, against, example, sees)
         ):
-            return examine_in_child(request)
+            return _for_python(examine_in_child(request))
         from .examine import examination_of, examine_request, suits_a_fork
 
         if suits_a_fork(target, device):
             job = partial(examine_request, asdict(request))
             run = partial(process.run_in_fork, job, time_limit_s=time_limit_s)
-            return with_accepted(_examination(run), stated)
+            return _for_python(with_accepted(_examination(run), stated))
         try:
-            return with_accepted(examination_of(request, process.no_stage), stated)
+            report = with_accepted(examination_of(request, process.no_stage), stated)
+            return _for_python(report)
         except UserRaised as raised:
             raise raised.fault from None
+
+
+def _for_python(report: Examination) -> Examination:
+    """The report whose advice names parameters, and no command."""
+    steps = tuple(in_python(step) for step in report.next_steps if "mha " not in step)
+    return replace(report, reason=report.reason and in_python(report.reason), next_steps=steps)
 
 
 def _asserting(examine: Callable[P, Examination]) -> Callable[P, None]:
@@ -173,8 +180,10 @@ def examined_or_refused(
         if refusal.code == "internal":
             raise
         target = request.model or request.target or ""
-        steps = (refusal.hint,) if refusal.hint else ()
-        return Examination("unknown", target, "", reason=f"refused: {refusal}", next_steps=steps)
+        steps = (refusal.typed_hint,) if refusal.typed_hint else ()
+        return Examination(
+            "unknown", target, "", reason=f"refused: {refusal.typed_message}", next_steps=steps
+        )
 
 
 def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:
@@ -201,14 +210,14 @@ def _named(thing: object) -> Iterator[str | None]:
     if thing is None or isinstance(thing, str):
         yield thing
         return
-    is_mask = hasattr(thing, "mask_mod") or hasattr(thing, "is_floating_point")
-    if not (callable(thing) or hasattr(thing, "forward") or is_mask):
+    if not may_be_examined(thing):
         raise UsageError(f"check needs a module, a class or a function, got {type(thing).__name__}")
     with contextlib.ExitStack() as after:
         if not (inspect.isclass(thing) or inspect.isroutine(thing)):
             from mhacli.usercode.copies import copied, unchanged
 
-            original, thing = thing, copied(thing)
+            original = thing
+            thing = copied(thing)
             after.enter_context(unchanged(original if thing is original else None))
         yield after.enter_context(naming(thing))
 

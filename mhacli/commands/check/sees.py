@@ -46,9 +46,13 @@ _N_DRAWS = 2
 """How often each token is replaced: where attention is sharp, another one reaches few outputs."""
 _SMALL = 0.1
 """The size of equal tokens, whose scores are small."""
-_MOST_GROUPS, _MOST_KEPT = 6, 32
-"""The most groups of wrong cells in a sentence, and the most matrices in a document."""
-_MOST_HEADS, _MOST_LAYERS = 64, 64
+_MOST_GROUPS = 6
+"""The most groups of wrong cells in a sentence."""
+_MOST_KEPT = 32
+"""The most matrices in a document."""
+_MOST_HEADS = 64
+_MOST_LAYERS = 64
+"""The most heads and layers that a statement may tell apart."""
 _LONGEST_DRAWN = 512
 """The longest text whose matrices are kept."""
 
@@ -81,15 +85,12 @@ class Statement:
         """Whether it tells documents apart."""
         return self.condition is not None and SEES.rows in names_in(self.condition.body)
 
-    def with_documents(self, documents: Documents) -> "Statement":
-        """The same for a row of several documents."""
-        return replace(self, documents=documents)
-
     def cells(self, q_len: int, k_len: int, *, n_heads: int = 1, layer: int = 0) -> Cells:
         """The cells that are stated for a layer; the queries are the last of the keys. Raises
         `UsageError` for a predicate that does not give them.
         """
-        q_idx, k_idx = torch.arange(k_len - q_len, k_len), torch.arange(k_len)
+        q_idx = torch.arange(k_len - q_len, k_len)
+        k_idx = torch.arange(k_len)
         if self.condition is None:
             cells = self._of_predicate(q_idx, k_idx)
         else:
@@ -258,7 +259,8 @@ class Text:
 
     def _by_token(self, base: Inputs, drawer: InputDrawer, size: float) -> Reach:
         """What each token reaches when it is replaced by another one of a size."""
-        seen, touched = list[Tensor](), list[Tensor]()
+        seen = list[Tensor]()
+        touched = list[Tensor]()
         for keys in torch.arange(self.k_len).split(_N_TEXTS - 1):
             out = self.call(_replaced(base, keys, drawer, size))
             moved = _distances(out)
@@ -268,7 +270,8 @@ class Text:
 
     def call(self, inputs: Inputs) -> Tensor:
         """The output for inputs, `[text, head, query, width]`, with one head for vectors."""
-        n, rows = len(inputs.queries), [inputs]
+        n = len(inputs.queries)
+        rows = [inputs]
         run = partial(self.subject, seed=self.seed, mask=self.form)
         if self.documents is not None:
             if self.documents.of_one_row:
@@ -283,7 +286,8 @@ class Text:
 
     def shown(self) -> list[Shown]:
         """Each attention that shows its weights."""
-        found, module = list[Shown](), self.subject.built.module
+        found = list[Shown]()
+        module = self.subject.module
 
         def take(call: Call) -> None:
             lengths = call.shape[2:]
@@ -301,7 +305,9 @@ class Text:
 
 def _replaced(base: Inputs, keys: Tensor, drawer: InputDrawer, size: float) -> Inputs:
     """Copies of a text: first as it is, then for each key one with another token there."""
-    n, ids, has_keys = len(keys), drawer.attention.ids, base.keys is not None
+    n = len(keys)
+    ids = drawer.attention.ids
+    has_keys = base.keys is not None
     copies = base.map(lambda rows: rows.repeat(n + 1, *[1] * (rows.ndim - 1)))
     texts = torch.arange(1, n + 1)
     for rows in [copies.keys, copies.values] if has_keys else [copies.queries]:
@@ -367,7 +373,9 @@ class Compared:
         stated, measured = (e.expand(n_heads, -1, -1) for e in (self.stated, self.measured))
         is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
         is_long = measured.shape[-1] > _LONGEST_DRAWN
-        for head in range(0 if is_long else 1 if is_alike else n_heads):
+        if is_long:
+            return
+        for head in range(1 if is_alike else n_heads):
             yield SeenCells(
                 self.layer, None if is_alike else head, _rows(stated[head]), _rows(measured[head])
             )
@@ -474,7 +482,8 @@ def who_sees(
 def _compared(text: Text, statement: Statement) -> tuple[list[Compared], str]:
     """The cells of a text, those of each layer first, and what they are in words."""
     text, reach = _reached(text, statement)
-    shown, length = text.shown(), text.k_len
+    shown = text.shown()
+    length = text.k_len
     if text.subject.ids is None and len(shown) < 2 and len(_unseen(text, shown)) < 2:
         return [_of_attention(text, reach, statement, shown)], ""
     every = list[Compared]()
@@ -494,9 +503,11 @@ def _of_attention(
     text: Text, reach: Reach, statement: Statement, shown: Sequence[Shown]
 ) -> Compared:
     """The cells of one attention: by head where its weights show what replaced tokens do."""
-    measured, length = reach.seen, text.k_len
+    measured = reach.seen
+    length = text.k_len
     for each in shown:
-        others, union = ~torch.eye(length, dtype=torch.bool), each.cells.any(dim=0, keepdim=True)
+        others = ~torch.eye(length, dtype=torch.bool)
+        union = each.cells.any(dim=0, keepdim=True)
         # what stands beside the attention, such as a residual, adds the token itself
         if torch.equal(union & others, measured & others):
             measured = each.cells
@@ -528,9 +539,10 @@ def _reached(text: Text, statement: Statement) -> tuple[Text, Reach]:
 
 def _unseen(text: Text, shown: Sequence[Shown]) -> list[str]:
     """The names of the attentions of a model that show no weights, as kernels do not."""
-    module, names = text.subject.built.module, {name for name, _, _ in shown}
+    names = {name for name, _, _ in shown}
     found = list[str]()
-    for name, part in [] if module is None else reversed([*module.named_modules()][1:]):
+    parts = [*text.subject.built.parts.items()]
+    for name, part in reversed(parts[1:]):
         is_known = any(
             f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.")
             for other in (*names, *found)
@@ -545,7 +557,8 @@ def _composed(text: Text, statement: Statement, shown: Sequence[Shown]) -> tuple
     """What a model as a whole may let through: in each layer a token is what it was before and what
     it may see, and without a known number of layers all that follows from that.
     """
-    length, unseen = text.k_len, _unseen(text, shown)
+    length = text.k_len
+    unseen = _unseen(text, shown)
     numbers = [n for _, n, _ in shown]
     is_known = bool(shown) and not unseen
     heads = {n: len(cells) for _, n, cells in shown}

@@ -4,6 +4,7 @@ rows of several documents where the statement tells them apart.
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from mhacli.errors import UsageError
@@ -23,7 +24,8 @@ def stated_causal(request: CheckRequest) -> bool | None:
     statement = statement_of(request)
     if statement is not None:
         return statement.hides_later
-    return True if request.causal else False if request.not_causal else None
+    is_stated = request.causal or request.not_causal
+    return request.causal if is_stated else None
 
 
 def tests_stated(request: CheckRequest) -> dict[str, Test]:
@@ -35,7 +37,8 @@ def tests_stated(request: CheckRequest) -> dict[str, Test]:
         return {}
 
     def test(passes: Passes, intent: Intent, answers: Answers) -> Observed:
-        model, longest = passes.model, min(passes.length, request.length or statement.length)
+        model = passes.model
+        longest = min(passes.length, request.length or statement.length)
         if model.attention.is_pooled:
             return not_tried(passes, "its output is of a whole text, not of each token")
         found = seeing_in(
@@ -69,7 +72,7 @@ def seeing_in(
     found = list[Seeing]()
     for documents in _documents(attention, model, statement, longest):
         with suppress(*NO_ANSWER):
-            seeing = compare(statement.with_documents(documents))
+            seeing = compare(replace(statement, documents=documents))
             if seeing is not None:
                 found.append(seeing)
                 if not seeing.findings:

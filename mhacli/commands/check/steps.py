@@ -48,7 +48,8 @@ class Steps:
 
     def recorded(self) -> RecordedCall:
         """The call of the first case that differs, without operations if it cannot be recorded."""
-        case, watcher = self.differing[0], Watcher(self.convention.attention.built.file)
+        case = self.differing[0]
+        watcher = Watcher(self.convention.attention.built.file)
         with suppress(*NO_ANSWER):
             self.convention(case.inputs.queries, case.inputs.ends, within=watcher)
         return RecordedCall(case.output, case.inputs, operations=watcher.operations)
@@ -60,18 +61,21 @@ def read_in_steps(probed: ProbedAttention, form: MaskForm | None) -> Steps | Non
     queries and keys that it obeys. None if it takes no cache, if no convention works, or if tokens
     see later ones.
     """
-    attention, mask = probed.subject, None
+    attention = probed.subject
+    mask = None
     if probed.module is not None:  # which no call has left anything in
         attention = attention.with_call(cast_copy(probed.module, attention.dtype, attention.device))
     if probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes):
         mask = form
-    length, influence = attention.sizes.q_len, probed.influence
+    length = attention.sizes.q_len
+    influence = probed.influence
     is_causal = mask is not None or (influence is not None and not bool(influence.triu(1).any()))
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
     if attention.mode == "cross" or "dropout-in-eval" in probed.evidence or not conventions:
         return None
     rows = attention.drawer(probed.request.seed).rows(length).to(attention.dtype)
-    whole, first = _in_one_call(attention, rows, mask), None
+    whole = _in_one_call(attention, rows, mask)
+    first = None
     for convention in conventions:
         steps = Steps(convention, list(_cases(convention, rows)), whole)
         if steps.cases and not steps.differing:
@@ -102,10 +106,12 @@ def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
     are accepted; none if the first raises, or if what is read later does not depend on what was
     read first.
     """
-    length, text = rows.shape[1], as_float64(rows)
+    length = rows.shape[1]
+    text = as_float64(rows)
     start = length - 2
     changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
-    single, longer = tuple(range(1, length + 1)), ((length - 3, length - 1, length), (2, length))
+    single = tuple(range(1, length + 1))
+    longer = ((length - 3, length - 1, length), (2, length))
     for ends in ((start, length - 1, length), single, *longer):
         # not every attention accepts longer steps, or a first step of one token
         with suppress(*NO_ANSWER):

@@ -46,7 +46,9 @@ def requests_of(path: Path) -> tuple[CheckRequest, ...]:
     """The request of each target that a pyproject.toml states, relative to its folder. Raises
     `UsageError` with the place, for an unknown key with the nearest one.
     """
-    table, place, requests = _table(path), f"{path}", list[CheckRequest]()
+    table = _table(path)
+    place = f"{path}"
+    requests = list[CheckRequest]()
     try:
         if table is None:
             raise UsageError("there is no table [tool.mha.check]")
@@ -69,7 +71,7 @@ def _table(path: Path) -> Any:
     import tomllib  # not for a help text
 
     try:
-        table: Any = tomllib.loads(read_whole(str(path), _MOST_BYTES).decode())
+        table: Any = tomllib.loads(read_whole(str(path), _MOST_BYTES).decode("utf-8-sig"))
     except (ValueError, RecursionError) as fault:
         raise UsageError(f"{path} is not TOML: {fault}", path=str(path)) from None
     for name in ("tool", "mha", "check"):
@@ -92,7 +94,8 @@ def request_of(stated: Mapping[str, Any], folder: str) -> CheckRequest:
     for key, value in stated.items():
         option = _OPTIONS[_FIELDS[key]]
         if value is False and f"no-{key}" in _FIELDS:
-            key, value = f"no-{key}", True
+            key = f"no-{key}"
+            value = True
         elif isinstance(value, dict) and option.many:
             value = (accept_words if key == "accept" else argument_words)(value)
         elif isinstance(value, list):

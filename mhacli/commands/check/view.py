@@ -27,8 +27,12 @@ from .result import (
     place,
 )
 
-_LABEL, _MOST_PRINTED = 9, 3
-_MOST_CELLS, _MOST_MASKS = 32, 4
+_LABEL = 9
+"""The width of the labels."""
+_MOST_PRINTED = 3
+_MOST_CELLS = 32
+_MOST_MASKS = 4
+"""The most printed lines, cells of a side, and masks that are shown."""
 _ANSWERS = {
     "right": ("✓ right", "bold green"),
     "consistent": ("✓ consistent", "bold green"),
@@ -117,17 +121,12 @@ def _accepted(accepted: Sequence[Accepted]) -> Iterator[Line]:
 def _building(examination: Examination) -> Iterator[Line]:
     """The construction, the call, and the design choices."""
     if examination.arguments:
-        name, words = (
-            examination.target.rpartition(":")[2],
-            [f"{of.name}={of.value}" for of in examination.arguments],
-        )
+        name = examination.target.rpartition(":")[2]
+        words = [f"{of.name}={of.value}" for of in examination.arguments]
         yield "built", _text(f"{name}({', '.join(words)})")
     guessed = [of for of in examination.arguments if of.origin == "guessed"]
     if guessed:
-        lines = [
-            f"{of.name}={of.value} ({of.why})" if of.why else f"{of.name}={of.value}"
-            for of in guessed
-        ]
+        lines = [f"{of.name}={of.value}" + (f" ({of.why})" if of.why else "") for of in guessed]
         yield "guessed", _text("\n".join(lines), "yellow")
     if examination.called:
         yield "called", _text(examination.called)
@@ -150,12 +149,14 @@ def _answers(examination: Examination, *, is_verbose: bool) -> Iterator[Line]:
     if omitted and not is_verbose:
         answers.append(("behaves", None, "not tried", ", ".join(omitted), None))
     answers += [("probes", one.ok, one.name, one.message, None) for one in examination.probes]
-    before, length = "", None
+    before = ""
+    length = None
     for label, ok, name, text, tried in answers:
         sign, style = _SIGNS[ok]
         lengths = "" if tried is None or tried.length == length else f" ({tried.length} tokens)"
         yield "" if label == before else label, _text(f"{sign} {name}: {text}{lengths}", style)
-        before, length = label, length if tried is None else tried.length
+        before = label
+        length = length if tried is None else tried.length
 
 
 def _measured(examination: Examination) -> Iterator[Line]:
@@ -190,7 +191,8 @@ def _cells(examination: Examination) -> Iterator[Line]:
 
 def _comparison(examination: Examination, comparison: OutputComparison, other: str) -> str:
     """The largest difference from the other, in words."""
-    inputs, error = count_of(comparison.n_inputs, "input"), comparison.max_abs_difference
+    inputs = count_of(comparison.n_inputs, "input")
+    error = comparison.max_abs_difference
     if any(finding.proven for finding in examination.findings):
         other += " with these mistakes"
     largest = "not finite" if error is None else shown(error, "error")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mhacli.cli.console import loading_torch, note, show_activity
+from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import (
@@ -70,7 +70,7 @@ def diff(
         from .records import compare_records
         from .view import record_view, require_layers
 
-        with show_activity("comparing"):
+        with progress("comparing"):
             result = compare_records(request.a, request.b, tolerance, partial(_read, axes=axes))
         require_layers(result, options)
         view = partial(record_view, result, options=options)
@@ -160,7 +160,7 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
             local_checkpoint(side)
     job = "mhacli.commands.diff.models:diff_request"
     sent = asdict(replace(request, text="".join(texts)))
-    with show_activity() as stage:
+    with progress() as stage:
         if "code" in kinds:
             from mhacli.usercode import process
 

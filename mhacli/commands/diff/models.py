@@ -124,7 +124,10 @@ def _with_random(document: ModelDocument, subjects: Sequence[_Subject]) -> Model
         for name, side in loaded.items()
         if side.random_weights is not None
     }
-    notes = [f"{name.upper()} has {words_of_random(seed)}" for name, seed in seeds.items()]
+    notes = [
+        f"{name.upper()} has {words_of_random(seed)}: nothing was learned"
+        for name, seed in seeds.items()
+    ]
     return changed(document, notes=[*notes, *document.notes], random_weights=seeds)
 
 

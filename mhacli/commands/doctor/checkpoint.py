@@ -50,7 +50,7 @@ def examine_checkpoint(
     steps = count()
 
     def stage(stage: str, **_: object) -> None:
-        report_progress(1 - 0.97 ** next(steps), stage)
+        report_progress(stage, 1 - 0.97 ** next(steps))
 
     stage("loading")
     loaded = admitted(model, tokenizer, needs_tokenizer=bool(texts))
@@ -58,7 +58,7 @@ def examine_checkpoint(
     tester, notes = checkpoint_behaviour(
         loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS
     )
-    report_progress(1.0, "done")
+    report_progress("done", 1.0)
     step = "float32" if loaded.dtype == "float64" else loaded.dtype
     rule = (
         f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is"

@@ -160,9 +160,8 @@ def doctor(
             "device_asked": device,
         }
         about["platform"] = f"{platform.system()} {platform.machine()}"
-        return Report(
-            checks, tuple(libraries), about, devices, seed=seed, time_s=perf_counter() - began
-        )
+        time_s = perf_counter() - began
+        return Report(checks, tuple(libraries), about, devices, seed=seed, time_s=time_s)
     subject: Any = model
     if isinstance(model, str):
         subject = ModelSettings(

@@ -30,13 +30,20 @@ def effect(
     ],
 ) -> None:
     """Computes the effects, saves the record and prints it."""
-    from mhacli.cli.source import make_run, recorded
+    from mhacli.cli.source import make_run, recorded, require_in_config
 
     if reading.span and effect.cut is None:
         raise UsageError(
             "--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out"
         )
     require_output(options, output)
+    if what.model.path is not None:
+        for choice in effect.heads or ():
+            kind, layer, head = choice
+            layers = () if layer is None else (layer,)
+            named = f"--head {'.'.join(str(part) for part in choice if part is not None)}"
+            require_in_config(what.model, f"{named}: layer", layers, size="n_layers", kind=kind)
+            require_in_config(what.model, f"{named}: head", (head,), kind=kind)
     run, texts = make_run(what, reading=reading, keep=())
     of_layer = run.model.path is None
     n_texts = run.dims.batch if of_layer else len(run.texts)

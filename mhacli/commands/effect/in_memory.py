@@ -92,7 +92,6 @@ def effects(
         edges=edges,
         replace=None if replace == "zero" else replace,
         target_first=target_first,
-        from_python=True,
     )
     _require_evaluation(model)
     require_replacement(replace)
@@ -139,9 +138,7 @@ def _require_rules(settings: EffectSettings) -> None:
     for name, option in options_of(EffectSettings):
         value = getattr(settings, name)
         if isinstance(value, int) and option.is_number and not option.contains(value):
-            raise UsageError(
-                f"{settings.name_of(name)} {value} is not in the range {option.range_text}"
-            )
+            raise UsageError(f"{option.name(name)} {value} is not in the range {option.range_text}")
         for other in option.excludes:
             if value and getattr(settings, other):
                 raise UsageError(
@@ -285,27 +282,24 @@ def head_table(
     """
     request, texts = replace(run.request, kept=Kept()), run.inputs
     n_effects = len(texts.sequences) if effect else 0
-    n_parts = 1 + (1 if control else 0) + n_effects
-    n_done = 0
+    n_before = 2 if control else 1  # the passes over all texts, which come before the effects
 
-    def next_part() -> Progress:
-        nonlocal n_done
-        number = n_done
-        n_done += 1
-        return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
+    def pass_of(number: int) -> Progress:
+        n_passes = n_before + n_effects
+        return lambda part, fraction: report_progress(part, (number + fraction) / n_passes)
 
-    record = run.run(next_part())
+    record = run.run(pass_of(0))
     controls: Sequence[HeadStatistics] | None = None
     if control:
         random_texts = _random_texts(run.loaded, texts)
-        controls = run_of(run.loaded, random_texts, request).run(next_part()).heads
+        controls = run_of(run.loaded, random_texts, request).run(pass_of(1)).heads
     records: list[Record] = []
     for number in range(n_effects):
         context = None if texts.context is None else (texts.context[number],)
         text = ModelInputs((texts.sequences[number],), context)
         of_text = replace(record, sequences=text.sequences, context=text.context)
         study = study_of(run_of(run.loaded, text, request), EffectSettings(), of_text)
-        records.append(verified(study.run(next_part())))
+        records.append(verified(study.run(pass_of(n_before + number))))
     effects = [effects_of_heads(of_text) for of_text in records]
     floor = max((each.effect.floor for each in records if each.effect is not None), default=None)
     heads = []

@@ -91,18 +91,25 @@ def read(
     if metric is not None:
         return _of_metric(metric(outputs))
     named = outputs if isinstance(outputs, Mapping) else {}
-    logits = named.get("logits", named.get("prediction_logits"))
+    logits, cache = (
+        named.get("logits", named.get("prediction_logits")),
+        named.get("past_key_values"),
+    )
     if hidden and isinstance(logits, Tensor):
         vector = hidden[-1].flatten(0, 1).double()
         scores = logits.flatten(0, 1).double()
-        return RowOutputs("token", vector, scores, named.get("past_key_values"))
+        return RowOutputs("token", vector, scores, cache)
     if "start_logits" in named:
         return _of_span(named["start_logits"].double(), named["end_logits"].double())
     if not isinstance(logits, Tensor):
-        return _of_vector(None if hidden else first_tensor(outputs), outputs, at, n_rows)
+        first = None if hidden else first_tensor(outputs)
+        if first is None or not 2 <= first.ndim <= 3:
+            message = f"no vector or logits are found in the output, a {type(outputs).__name__}"
+            raise UsageError(message, hint="give a metric")
+        return RowOutputs("vector", _vectors(first, at, n_rows).double(), cache=cache)
     if logits.ndim > 2:
         scores = logits[:, at].flatten(0, 1).double()
-        return RowOutputs("tag", scores, scores, named.get("past_key_values"))
+        return RowOutputs("tag", scores, scores, cache)
     scores = logits.double()
     return RowOutputs("class" if logits.shape[1] > 1 else "score", scores, scores)
 
@@ -122,21 +129,12 @@ def _of_span(start: Tensor, end: Tensor) -> RowOutputs:
     return RowOutputs("span", torch.cat([start, end], dim=1), sums.flatten(1))
 
 
-def _of_vector(first: Tensor | None, outputs: Any, at: Sequence[int], n_rows: int) -> RowOutputs:
-    """The output by the first tensor that the model returns, at some positions if it has several.
-    Raises `UsageError` if there is none.
-    """
-    if first is None or not 2 <= first.ndim <= 3:
-        kind = type(outputs).__name__
-        raise UsageError(
-            f"no vector or logits are found in the output, a {kind}", hint="give a metric"
-        )
-    if first.shape[0] != n_rows:
+def _vectors(x: Tensor, at: Sequence[int], n_rows: int) -> Float[Tensor, "row d"]:
+    """The vectors of a tensor that a model returns, at some positions if it has several."""
+    if x.shape[0] != n_rows:
         # a single sequence without an axis of its own, or with it behind that of tokens
-        first = first[None] if first.ndim == 2 else first.transpose(0, 1)
-    vector = first if first.ndim == 2 else first[:, at].flatten(0, 1)
-    cache = outputs.get("past_key_values") if isinstance(outputs, Mapping) else None
-    return RowOutputs("vector", vector.double(), cache=cache)
+        x = x[None] if x.ndim == 2 else x.transpose(0, 1)
+    return x if x.ndim == 2 else x[:, at].flatten(0, 1)
 
 
 def values(outputs: RowOutputs, target: Target | None) -> dict[str, Tensor]:
@@ -191,7 +189,7 @@ def measured_position(settings: EffectSettings, tokens: Sequence[str]) -> int:
     if settings.position is None:
         return next((i for i, token in enumerate(tokens) if token.strip() in _MASK_TOKENS), n - 1)
     if not -n <= settings.position < n:
-        raise UsageError(out_of_range(settings.name_of("position"), settings.position, n))
+        raise UsageError(out_of_range("--position", settings.position, n))
     return settings.position % n
 
 
@@ -213,10 +211,9 @@ class Outcomes:
         settings, measured = self.settings, self.outputs.measured
         is_of_text = measured in ("class", "score", "span", "metric")
         if is_of_text and settings.position is not None and not settings.edges:
-            name = settings.name_of("position")
             raise UsageError(
-                f"{name} changes nothing: the {measured} is that of the whole text",
-                hint=f"leave {name} out",
+                f"--position changes nothing: the {measured} is that of the whole text",
+                hint="leave --position out",
             )
         if self.outputs.scores is None:
             self._require_no_outcome()
@@ -232,16 +229,15 @@ class Outcomes:
     def _require_no_outcome(self) -> None:
         for name in ("screen", "target", "versus"):
             if getattr(self.settings, name) is not None:
-                option = self.settings.name_of(name)
                 raise UsageError(
-                    f"{option} needs logits, which this model does not give",
+                    f"--{name} needs logits, which this model does not give",
                     hint="without it, the change of the output vector is measured",
                 )
 
     def _number(self, parameter: str, word: str | int) -> int:
         """The number of a token, class or tag."""
         assert self.outputs.scores is not None
-        option, measured = self.settings.name_of(parameter), self.outputs.measured
+        option, measured = f"--{parameter}", self.outputs.measured
         if isinstance(word, str) and measured == "token" and self.tokenizer is not None:
             return self._token(option, word, self.tokenizer)
         n_outcomes = self.outputs.scores.shape[1]
@@ -264,7 +260,7 @@ class Outcomes:
             pieces = " ".join(repr(token) for token in sequence.tokens)
             raise UsageError(
                 f"{option} {word!r} is {n_tokens} tokens: {pieces}",
-                hint=f"{self.settings.name_of('target_first')} takes the first of them",
+                hint="--target-first takes the first of them",
             )
         if sequence.unknown(0) is not None:
             raise UsageError(f"{option} {word!r} is not in the vocabulary of the tokenizer")

@@ -20,14 +20,6 @@ from mhacli.usercode.door import ours
 from .metric import RowOutputs
 
 
-class AttentionSize(NamedTuple):
-    """The number of heads, queries and keys of an attention."""
-
-    n_heads: int
-    n_queries: int
-    n_keys: int
-
-
 class Block(NamedTuple):
     """A block of a model, and its output for one text."""
 
@@ -35,32 +27,39 @@ class Block(NamedTuple):
     output: Any
 
 
-@dataclass
-class Parts:
-    """The parts of a model.
-
-    `output` is that of the pass. Of each attention: its module, its output projection, the outputs
-    z of its heads, in `later` those of other calls for these heads, its size, the visible cells if
-    no mask shows them, and the number of `blocks` that finished `before` it. These are in the order
-    in which they ran; a model that runs a block twice has none before its attentions. An attention
-    that has a module for each head has none here.
+@dataclass(eq=False)
+class Attention:
+    """An attention of a model: its `module`, None if it has one for each head, the visible cells
+    if no mask shows them, the number of blocks that finished before it, the outputs z of its heads
+    for the text, by the number of the call that computes these heads, and its output `projection`.
     """
 
-    later: dict[tuple[LayerKey, int], Float[Tensor, "batch head query d_v"]] = field(
-        default_factory=dict
-    )
-    modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
-    projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
-    z: dict[LayerKey, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
-    sizes: dict[LayerKey, AttentionSize] = field(default_factory=dict)
-    visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
-    before: dict[LayerKey, int] = field(default_factory=dict)
+    module: nn.Module | None
+    is_visible: Bool[Tensor, "query key"]
+    n_before: int
+    z: dict[int, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
+    projection: nn.Module | None = None
+
+    @property
+    def n_heads(self) -> int:
+        """The number of its heads."""
+        return self.z[0].shape[1]
+
+
+@dataclass
+class Parts:
+    """The parts of a model: its `attentions` and `blocks` in the order in which they ran, and the
+    `output` of the pass. A model that runs a block twice has none before its attentions.
+    """
+
+    attentions: dict[LayerKey, Attention] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
     output: RowOutputs = field(init=False)
 
     def z_of(self, call: Call) -> Tensor | None:
         """The outputs of the heads of a call in the text, None if they were not captured."""
-        z = self.later.get((call.place, call.part)) if call.part else self.z.get(call.place)
+        attention = self.attentions.get(call.place)
+        z = None if attention is None else attention.z.get(call.part)
         if z is None or call.first_head is None:
             return z
         return z[:, call.first_head : call.first_head + call.shape[1]]
@@ -70,7 +69,7 @@ class Parts:
         """A context in which the blocks before these layers do not run and return `n_rows` copies
         of their outputs.
         """
-        n_blocks = min((self.before.get(layer, 0) for layer in layers), default=0)
+        n_blocks = min((self.attentions[layer].n_before for layer in layers), default=0)
         with ExitStack() as stack:
             for block in self.blocks[:n_blocks]:
                 forward = partial(_repeated_output, block.output, n_rows)
@@ -122,7 +121,8 @@ def find_parts(model: nn.Module, run_pass: Callable[[], RowOutputs]) -> Parts:
         _keep_attentions(model, modules, parts, stack)
         parts.output = run_pass()
     if len({id(block.module) for block in parts.blocks}) < len(parts.blocks):
-        parts.before = dict.fromkeys(parts.before, 0)
+        for attention in parts.attentions.values():
+            attention.n_before = 0
     return parts
 
 
@@ -144,12 +144,14 @@ def _keep_projections(modules: Mapping[str, nn.Module], parts: Parts, stack: Exi
 
     @ours()
     def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
-        key = next(reversed(parts.z), None)  # of the attention before
-        if key is None or key in parts.projections or not (args and isinstance(args[0], Tensor)):
+        before = next(reversed(parts.attentions.values()), None)
+        if before is None or before.projection is not None:
             return
-        z = parts.z[key].transpose(1, 2)
+        if not (args and isinstance(args[0], Tensor)):
+            return
+        z = before.z[0].transpose(1, 2)
         if args[0].numel() == z.numel() and torch.equal(args[0].reshape(z.shape), z):
-            parts.projections[key] = module
+            before.projection = module
 
     for module in modules.values():
         if not any(module.children()):
@@ -161,34 +163,28 @@ def _keep_attentions(
 ) -> None:
     """Keeps what a study needs of each attention, until the stack is closed."""
     calls: list[Call] = []
+    n_before: dict[LayerKey, int] = {}
 
     def keep(call: Call) -> Tensor | None:
         nonlocal calls
-        key = call.place
-        parts.before.setdefault(key, len(parts.blocks))
+        n_before.setdefault(call.place, len(parts.blocks))
         same = same_heads(call, calls)
         if same is not None:
             calls = same
         if call.z is None:
             return None
-        if call.part == 0:
-            if call.first_head is None:
-                parts.modules[key] = modules.get(call.name, model)
-            parts.projections.pop(key, None)  # of the heads before alone
-            parts.z[key] = _with_heads(parts.z.get(key), call)
-            parts.sizes[key] = AttentionSize(parts.z[key].shape[1], *call.shape[2:])
+        if call.part == 0 and not call.first_head:
+            module = modules.get(call.name, model) if call.first_head is None else None
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
-            parts.visible[key] = every.tril() if call.causal else every
-        elif same is not None and key in parts.z:
-            parts.later[key, call.part] = _with_heads(parts.later.get((key, call.part)), call)
+            is_visible = every.tril() if call.causal else every
+            parts.attentions[call.place] = Attention(module, is_visible, n_before[call.place])
+        attention = parts.attentions.get(call.place)
+        if attention is not None and same is not None:
+            if call.part == 0:
+                attention.projection = None  # it was that of the heads before alone
+            z = attention.z.get(call.part)
+            earlier = [z] if z is not None and call.first_head else []
+            attention.z[call.part] = torch.cat([*earlier, call.z], dim=1)
         return call.z.clone()
 
     stack.enter_context(captured(model, keep, heads="apart"))
-
-
-def _with_heads(before: Tensor | None, call: Call) -> Tensor:
-    """The outputs of the heads of a call, behind those `before` in the same attention."""
-    assert call.z is not None
-    if before is None or not call.first_head:
-        return call.z.clone()
-    return torch.cat([before, call.z], dim=1)

@@ -9,7 +9,7 @@ from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind
 
-from .parts import AttentionSize
+from .parts import Attention
 from .removal import Removal
 from .settings import EffectSettings
 
@@ -19,14 +19,14 @@ Item = tuple[Removal, ...]
 
 @dataclass(frozen=True)
 class RemovalPlan:
-    """The removals that settings ask for in a model with attentions of these `sizes`, in the order
-    in which they run. `position` is the measured one.
+    """The removals that settings ask for in a model with these `attentions`, in the order in
+    which they run. `position` is the measured one.
     """
 
     settings: EffectSettings
     request: Run
     record: Record
-    sizes: Mapping[LayerKey, AttentionSize]
+    attentions: Mapping[LayerKey, Attention]
     position: int
 
     def items(self) -> list[Item]:
@@ -39,8 +39,7 @@ class RemovalPlan:
             return [self._cut(settings.cut, layers)]
         heads = self._heads(layers)
         if not heads:
-            names = f"{settings.name_of('heads')} and {settings.name_of('layers')}"
-            raise UsageError(f"{names} name nothing to remove")
+            raise UsageError("--head and --layer name nothing to remove")
         if not settings.edges:
             return self._whole_heads(heads, layers)
         if settings.heads is None:
@@ -50,11 +49,11 @@ class RemovalPlan:
     def _layers(self) -> list[LayerKey]:
         """The layers in which something may be removed."""
         for kind, number in self.request.model.layers or ():
-            if not any(n == number and kind in (None, known) for known, n in self.sizes):
-                raise self._unknown("layers", (kind, number))
+            if not any(n == number and kind in (None, known) for known, n in self.attentions):
+                raise self._unknown("--layer", (kind, number))
         return [
             (kind, number)
-            for kind, number in self.sizes
+            for kind, number in self.attentions
             if self.request.model.includes(number, kind)
         ]
 
@@ -72,19 +71,21 @@ class RemovalPlan:
 
     def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
         """The heads to remove, in the order of the layers."""
-        every = [(layer, head) for layer in layers for head in range(self.sizes[layer].n_heads)]
+        every = [
+            (layer, head) for layer in layers for head in range(self.attentions[layer].n_heads)
+        ]
         if self.settings.heads is None:
             shown = self.request.statistics.heads
             return [(layer, head) for layer, head in every if shown is None or head in shown]
-        kinds = {kind for kind, _ in self.sizes}
+        kinds = {kind for kind, _ in self.attentions}
         preferred: tuple[AttentionKind, ...] = ("self", "decoder", "cross", "encoder")
         usual = next(kind for kind in preferred if kind in kinds)
         chosen: list[tuple[LayerKey, int]] = []
         for choice in self.settings.heads:
             place = (choice.kind or usual, choice.layer or 0), choice.head
-            is_ambiguous = choice.layer is None and len(self.sizes) > 1
+            is_ambiguous = choice.layer is None and len(self.attentions) > 1
             if place not in every or is_ambiguous:
-                raise self._unknown("heads", choice)
+                raise self._unknown("--head", choice)
             chosen.append(place)
         return [place for place in every if place in chosen]
 
@@ -94,9 +95,9 @@ class RemovalPlan:
         """The removals of heads, each alone, and of those that are named, all together."""
         settings = self.settings
         places = () if settings.at is None else (settings.at,)
-        n_places = min(self.sizes[layer].n_queries for layer in layers)
+        n_places = min(len(self.attentions[layer].is_visible) for layer in layers)
         if settings.at is not None and settings.at >= n_places:
-            raise UsageError(out_of_range(settings.name_of("at"), settings.at, n_places))
+            raise UsageError(out_of_range("--at", settings.at, n_places))
         replacement = settings.replace or "zero"
         removals = [Removal(layer, (head,), places, replace=replacement) for layer, head in heads]
         items: list[Item] = [(removal,) for removal in removals]
@@ -110,24 +111,23 @@ class RemovalPlan:
         is_pair = self.record.context is not None
         of_query = [place for place in heads if place[0][0] != "encoder" or not is_pair]
         if not of_query or (settings.heads is not None and of_query != heads):
-            edges = settings.name_of("edges")
             raise UsageError(
-                f"{edges} removes weights of the decoder, not of the encoder",
+                "--edges removes weights of the decoder, not of the encoder",
                 hint="decoder.5.1 and cross.5.1 are heads of the decoder, decoder.5 is a layer",
             )
         return [
             (Removal(layer, numbers, (self.position,), (key,)),)
             for layer, numbers in of_query
-            for key in range(self.sizes[layer].n_keys)
+            for key in range(self.attentions[layer].is_visible.shape[1])
         ]
 
-    def _unknown(self, parameter: str, place: Sequence[str | int | None]) -> UsageError:
+    def _unknown(self, option: str, place: Sequence[str | int | None]) -> UsageError:
         """The error for a layer or a head that does not exist."""
-        has_kinds = len({kind for kind, _ in self.sizes}) > 1
-        layers = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.sizes)
-        n_heads = max(size.n_heads for size in self.sizes.values())
+        has_kinds = len({kind for kind, _ in self.attentions}) > 1
+        layers = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.attentions)
+        n_heads = max(each.n_heads for each in self.attentions.values())
         word = ".".join(str(part) for part in place if part is not None)
         return UsageError(
-            f"{self.settings.name_of(parameter)} {word} does not exist",
+            f"{option} {word} does not exist",
             hint=f"there is attention in the layers {layers}, with {n_heads} heads from 0",
         )

@@ -127,8 +127,7 @@ def as_used(call: Call, z: Tensor, rows: Mapping[int, Sequence[Removal]], *, sta
     for _, sequence, removal in _placed(call, rows, start, 0):
         heads = removal.heads or range(n_heads)
         if removal.keys:
-            keys = [key for key in removal.keys if 0 <= key < n_keys]
-            cut[sequence][np.ix_(heads, removal.queries, keys)] = True
+            cut[sequence][np.ix_(heads, removal.queries, removal.keys)] = True
         elif v is not None:
             v[sequence, list(heads)] = z[sequence, list(heads), :1].to(v.dtype)
     if not cut.any():
@@ -148,7 +147,9 @@ def as_used(call: Call, z: Tensor, rows: Mapping[int, Sequence[Removal]], *, sta
 def _placed(
     call: Call, rows: Mapping[int, Sequence[Removal]], start: int, width: int
 ) -> list[PlacedRemoval]:
-    """The removals at positions of the call: nothing is measured after these."""
+    """The removals at positions of the call, and of keys that it has: nothing is measured after
+    these.
+    """
     n_queries, n_keys = call.shape[2:]
     # a cache with a window lacks earlier keys; one of fixed size has unfilled places for later ones
     first_key = 0 if call.kind == "cross" else max(0, start + n_queries - n_keys)
@@ -160,8 +161,11 @@ def _placed(
             queries = tuple(
                 query - start + shift for query in removal.queries if query in positions
             )
-            keys = tuple(key - first_key + (shift if key >= start else 0) for key in removal.keys)
-            if queries or not removal.queries:
+            columns = (key - first_key + (shift if key >= start else 0) for key in removal.keys)
+            keys = tuple(column for column in columns if 0 <= column < n_keys)
+            has_query = bool(queries) or not removal.queries
+            has_key = bool(keys) or not removal.keys
+            if has_query and has_key:
                 moved = replace(removal, queries=queries, keys=keys)
                 placed.append(PlacedRemoval(row, 0 if width else row, moved))
     return placed
@@ -186,12 +190,18 @@ def stand_in(
 
 def _cut_edges(removed: RemovedHeads, call: Call, placed: Sequence[PlacedRemoval]) -> None:
     """Removes edges from z, query by query."""
+    assert call.v is not None
+    z = removed.z
     by_query: dict[int, list[PlacedRemoval]] = defaultdict(list)
     for place in placed:
         for query in place.removal.queries:
             by_query[query].append(place)
     for query, places in by_query.items():
-        was_visible, is_empty = _cut_edges_of(query, removed.z, call, places)
+        weights, was_visible = _weights_without(places, call, query)
+        outputs = weights @ per_query_head(call.v.to(weights.dtype), call.shape[1])
+        before = z[:, :, query, None]  # stays as it is, bit for bit, where nothing visible is cut
+        z[:, :, query] = torch.where(was_visible, outputs, before).squeeze(2).to(z.dtype)
+        is_empty = was_visible & (weights.sum(dim=-1, keepdim=True) == 0)
         for row, sequence, _ in places:
             if was_visible[sequence].any():
                 removed.visible.add(row)
@@ -199,28 +209,21 @@ def _cut_edges(removed: RemovedHeads, call: Call, placed: Sequence[PlacedRemoval
                 removed.emptied.add(row)
 
 
-def _cut_edges_of(
-    query: int, z: Tensor, call: Call, edges: Sequence[PlacedRemoval]
-) -> tuple[Tensor, Tensor]:
-    """Removes edges of one query from the z of several sequences: its weights are computed again
-    without the scores of their keys. Whether a removed weight was visible, and whether no key is
-    left, of each sequence and head.
+def _weights_without(
+    edges: Sequence[PlacedRemoval], call: Call, query: int
+) -> tuple[Float[Tensor, "batch head 1 key"], Bool[Tensor, "batch head 1 1"]]:
+    """The weights of one query, computed again without the scores of the keys of some edges, and
+    whether a removed weight was visible.
     """
-    assert call.v is not None
-    _, n_heads, _, n_keys = call.shape
+    n_heads = call.shape[1]
     attention = as_attention(call.cropped(slice(query, query + 1), slice(None)))
     scores = attention.matrices()["scores"]
-    is_cut = torch.zeros(scores.shape, dtype=torch.bool, device=z.device)
+    is_cut = torch.zeros_like(scores, dtype=torch.bool)
     for _, sequence, removal in edges:
-        columns = [key for key in removal.keys if 0 <= key < n_keys]
-        is_cut[sequence, :, 0][np.ix_(removal.heads or range(n_heads), columns)] = True
+        is_cut[sequence, :, 0][np.ix_(removal.heads or range(n_heads), removal.keys)] = True
     was_visible = (is_cut & scores.isfinite()).any(dim=-1, keepdim=True)
     left = scores.masked_fill(is_cut, -torch.inf)
     lse = left.logsumexp(dim=-1, keepdim=True)
     if attention.sink_logits is not None:
         lse = torch.logaddexp(lse, attention.sink_logits[..., None].to(lse.dtype))
-    weights = (left - lse).exp().nan_to_num(nan=0.0)
-    v = per_query_head(call.v.to(weights.dtype), n_heads)
-    before = z[:, :, query, None]  # stays as it is, bit for bit, where nothing visible is cut
-    z[:, :, query] = torch.where(was_visible, weights @ v, before).squeeze(2).to(z.dtype)
-    return was_visible, was_visible & (weights.sum(dim=-1, keepdim=True) == 0)
+    return (left - lse).exp().nan_to_num(nan=0.0), was_visible

@@ -61,9 +61,10 @@ def removed(
             "replace applies to heads only: an edge is masked", hint="leave replace out"
         )
     usual: AttentionKind = "decoder" if is_pair(model) else "self"
-    removals: list[Removal] = []
-    for kind, layer, head in map(given_head, heads):
-        removals.append(Removal((kind or usual, layer or 0), (head,), replace=replace))
+    removals = [
+        Removal((kind or usual, layer or 0), (head,), replace=replace)
+        for kind, layer, head in map(given_head, heads)
+    ]
     removals += [_edge(given, usual) for given in edges]
     removing = _Removing(model, removals)
     with followed(model, removing, by=_REMOVED, edits=True, threads=threads), ExitStack() as stack:

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, four_axes
-from mhacli.models.layer_names import LayerKey
 from mhacli.usercode.door import ours
 
-from .parts import Parts
+from .parts import Attention, Parts
 from .removal import Removal, stand_in
 
 
@@ -49,17 +48,18 @@ def removed_otherwise(
 
 
 @contextmanager
-def _edited(modules: Mapping[LayerKey, nn.Module], layer: LayerKey, edit: Edit) -> Iterator[None]:
-    """A context in which the arguments of a layer's module are edited. Layers may share it, and
-    then it runs once for each.
+def _edited(module: nn.Module, attention: Attention, parts: Parts, edit: Edit) -> Iterator[None]:
+    """A context in which the arguments of an attention's module are edited. Attentions may share
+    it, and then it runs once for each.
     """
-    module = modules[layer]
-    sharing = [key for key, other in modules.items() if other is module]
+    sharing = [
+        each for each in parts.attentions.values() if module in (each.module, each.projection)
+    ]
     runs = count()
 
     @ours()
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        if len(sharing) > 1 and next(runs) != sharing.index(layer):
+        if len(sharing) > 1 and next(runs) != sharing.index(attention):
             return None
         return edit(Arguments(args, kwargs))
 
@@ -77,23 +77,23 @@ def _heads_replaced(removal: Removal, parts: Parts) -> AbstractContextManager[No
     """A context in which heads are removed behind z: from the input of the output projection, or,
     where torch reads the weights of its projection without running it, from these weights.
     """
-    layer = removal.layer
-    z = parts.z[layer]
-    if layer in parts.projections:
+    attention = parts.attentions[removal.layer]
+    z = attention.z[0]
+    if attention.projection is not None:
 
         def edit(arguments: Arguments) -> Arguments:
             x = arguments.args[0].clone()
-            by_head = x.unflatten(-1, (z.shape[1], z.shape[3]))
+            by_head = x.unflatten(-1, (attention.n_heads, z.shape[3]))
             for head in removal.heads:
                 value = stand_in(z[0, head], removal.replace)
                 by_head[..., removal.places, head, :] = value
             return Arguments((x, *arguments.args[1:]), arguments.kwargs)
 
-        return _edited(parts.projections, layer, edit)
-    module = parts.modules.get(layer)
+        return _edited(attention.projection, attention, parts, edit)
+    module = attention.module
     is_zero_everywhere = removal.replace == "zero" and not removal.queries
     if isinstance(module, nn.MultiheadAttention) and is_zero_everywhere:
-        return _zero_weights(module.out_proj.weight.data, removal.heads, z.shape[1])
+        return _zero_weights(module.out_proj.weight.data, removal.heads, attention.n_heads)
     return None
 
 
@@ -126,16 +126,19 @@ def _edges_masked(removal: Removal, parts: Parts) -> AbstractContextManager[None
     """A context in which an attention gets a mask that forbids the edges too; None if it has no
     single module with a parameter for a mask.
     """
-    if removal.layer not in parts.modules:
+    attention = parts.attentions[removal.layer]
+    module, z = attention.module, attention.z[0]
+    if module is None:
         return None
-    signature = inspect.signature(parts.modules[removal.layer].forward)
+    signature = inspect.signature(module.forward)
     name = next((name for name in _MASKS if name in signature.parameters), None)
     if name is None:
         return None
-    z = parts.z[removal.layer]
-    is_masked = ~parts.visible[removal.layer]
-    is_cut = torch.zeros(1, z.shape[1], *is_masked.shape, dtype=torch.bool, device=z.device)
-    is_cut[0][np.ix_(removal.heads or range(z.shape[1]), removal.queries, removal.keys)] = True
+    is_masked = ~attention.is_visible
+    is_cut = torch.zeros(1, attention.n_heads, *is_masked.shape, dtype=torch.bool, device=z.device)
+    is_cut[0][np.ix_(removal.heads or range(attention.n_heads), removal.queries, removal.keys)] = (
+        True
+    )
     cut = _Cut(is_cut, is_masked, z.dtype, removal.layer[0] == "cross")
 
     def edit(arguments: Arguments) -> Arguments:
@@ -143,7 +146,7 @@ def _edges_masked(removal: Removal, parts: Parts) -> AbstractContextManager[None
         bound.arguments[name] = _MASKS[name](bound.arguments.get(name), cut)
         return Arguments(bound.args, bound.kwargs)
 
-    return _edited(parts.modules, removal.layer, edit)
+    return _edited(module, attention, parts, edit)
 
 
 def _mask_of_mha(mask: Allowed | None, cut: _Cut) -> masks.Mask:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, get_args
 
 from mhacli.errors import UsageError
 from mhacli.record.effect import HeadReplacement
-from mhacli.settings import MAX_LENGTH, index_list, options_of, setting
+from mhacli.settings import MAX_LENGTH, index_list, setting
 from mhacli.text.tokens import AttentionKind
 
 _ONLY_WHOLE_HEADS = ("at", "replace", "screen")
@@ -15,28 +15,6 @@ _NOT_WITH_CUT = ("edges", "heads", *_ONLY_WHOLE_HEADS)
 """Settings that apply to every removal except a cut."""
 _REMOVAL = "Removal"
 _MEASUREMENT = "Measurement"
-_HEAD = (
-    "Heads to remove, such as 5.1,6.3: each alone, then all together. 5.1 is head 1 of layer 5;"
-    " without --model, 0,2 are heads. (default: each head alone)"
-)
-_EDGES = (
-    "Remove single attention weights instead, of the query at --position, in each --head or layer."
-)
-_CUT = (
-    "Hide span A from span B: no token of B sees a token of A, in all chosen layers at once. --span"
-    " names the spans."
-)
-_REPLACE = (
-    "Replace the output of a removed head by zeros, or by its mean over the text. (default: zero)"
-)
-_SCREEN = (
-    "Estimate all heads by one backward pass, then remove only the K with the largest estimates and"
-    " K random others. (default: remove all)"
-)
-_AT = "Remove heads only at this position. (default: at all positions)"
-_TARGET = "Measure the logit of this token. (default: the one that the model predicts)"
-_VERSUS = "Measure the logit of the target minus that of this token."
-_POSITION = "Measure at this token. (default: the first [MASK], else the last token)"
 
 
 class HeadChoice(NamedTuple):
@@ -115,37 +93,86 @@ class EffectSettings:
     positions. `position` None is the last token, or the masked one. `target` None is the model's
     prediction; a number is an id; `target_first` takes the first token of a target of several
     tokens. `verify` removals are computed a second time. With `screen`, that many heads with the
-    largest estimates are removed, and as many others. `from_python`: the caller is
-    `mhacli.effects`, not the command.
+    largest estimates are removed, and as many others.
     """
 
     heads: tuple[HeadChoice, ...] | None = setting(
-        None, _REMOVAL, _HEAD, "--head", parse=head_choices, metavar="LIST", common=True
+        None,
+        _REMOVAL,
+        "Heads to remove, such as 5.1,6.3: each alone, then all together. 5.1 is head 1 of layer 5;"
+        " without --model, 0,2 are heads. (default: each head alone)",
+        "--head",
+        parse=head_choices,
+        metavar="LIST",
+        common=True,
     )
-    edges: bool = setting(False, _REMOVAL, _EDGES, common=True, excludes=_ONLY_WHOLE_HEADS)
+    edges: bool = setting(
+        False,
+        _REMOVAL,
+        "Remove single attention weights instead, of the query at --position, in each --head or"
+        " layer.",
+        common=True,
+        excludes=_ONLY_WHOLE_HEADS,
+    )
     cut: tuple[str, str] | None = setting(
-        None, _REMOVAL, _CUT, parse=_spans, metavar="A:B", modes=("model",), excludes=_NOT_WITH_CUT
+        None,
+        _REMOVAL,
+        "Hide span A from span B: no token of B sees a token of A, in all chosen layers at once."
+        " --span names the spans.",
+        parse=_spans,
+        metavar="A:B",
+        modes=("model",),
+        excludes=_NOT_WITH_CUT,
     )
-    replace: HeadReplacement | None = setting(None, _REMOVAL, _REPLACE, common=True)
+    replace: HeadReplacement | None = setting(
+        None,
+        _REMOVAL,
+        "Replace the output of a removed head by zeros, or by its mean over the text. (default:"
+        " zero)",
+        common=True,
+    )
     screen: int | None = setting(
         None,
         _REMOVAL,
-        _SCREEN,
+        "Estimate all heads by one backward pass, then remove only the K with the largest"
+        " estimates and K random others. (default: remove all)",
         low=1,
         high=100_000,
         metavar="K",
         modes=("model",),
         excludes=("heads",),
     )
-    at: int | None = setting(None, _REMOVAL, _AT, low=0, high=MAX_LENGTH)
+    at: int | None = setting(
+        None,
+        _REMOVAL,
+        "Remove heads only at this position. (default: at all positions)",
+        low=0,
+        high=MAX_LENGTH,
+    )
     target: str | int | None = setting(
-        None, _MEASUREMENT, _TARGET, parse=str, metavar="TOKEN", common=True, modes=("model",)
+        None,
+        _MEASUREMENT,
+        "Measure the logit of this token. (default: the one that the model predicts)",
+        parse=str,
+        metavar="TOKEN",
+        common=True,
+        modes=("model",),
     )
     versus: str | int | None = setting(
-        None, _MEASUREMENT, _VERSUS, parse=str, metavar="TOKEN", modes=("model",)
+        None,
+        _MEASUREMENT,
+        "Measure the logit of the target minus that of this token.",
+        parse=str,
+        metavar="TOKEN",
+        modes=("model",),
     )
     position: int | None = setting(
-        None, _MEASUREMENT, _POSITION, low=-MAX_LENGTH, high=MAX_LENGTH, common=True
+        None,
+        _MEASUREMENT,
+        "Measure at this token. (default: the first [MASK], else the last token)",
+        low=-MAX_LENGTH,
+        high=MAX_LENGTH,
+        common=True,
     )
     target_first: bool = setting(
         False, _MEASUREMENT, "If the target has several tokens, take the first.", modes=("model",)
@@ -157,13 +184,3 @@ class EffectSettings:
         low=1,
         high=10_000,
     )
-
-    from_python: bool = False
-
-    def name_of(self, parameter: str) -> str:
-        """The user's name for a parameter."""
-        if self.from_python:
-            return "n_verified" if parameter == "verify" else parameter
-        if parameter == "layers":
-            return "--layer"
-        return dict(options_of(EffectSettings))[parameter].name(parameter)

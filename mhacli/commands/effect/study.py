@@ -196,14 +196,15 @@ class EffectStudy:
         self._prepare()
         if self.inspected is not None and not self.start:  # otherwise a batch is a single short row
             self.inspected.require_room(max(MIN_ROWS, self.most_rows))
-        report_progress(0.0, "the untouched pass")
+        report_progress("the untouched pass", 0.0)
         items: Sequence[int] = range(len(self.plan))
         if self.settings.screen is not None:
             self._estimate()
             items = sorted(_largest_and_others(self.estimates, 2 * self.settings.screen))
         for batch in self._batches(items):
             self._run_batch(batch)
-            report_progress(min(1.0, len(self.results) / len(items)), "removing")
+            n_done, n = len(self.results), max(len(self.results), len(items))
+            report_progress(f"removal {n_done} of {n}", n_done / n)
         summary = self._summary(self._verified())
         check = self.record.self_check.and_holds(summary.verified.ok)
         table = EffectTable(self._effect(item) for item in sorted(self.results))
@@ -218,8 +219,8 @@ class EffectStudy:
         self.untouched = self._read()
         self.target = self._outcomes.target()
         self.parts = self._find_parts()
-        sizes = self.parts.sizes
-        plan = RemovalPlan(self.settings, self.request, self.record, sizes, self.position)
+        attentions = self.parts.attentions
+        plan = RemovalPlan(self.settings, self.request, self.record, attentions, self.position)
         self.plan = plan.items()
         self.start = self._first_position()
 
@@ -240,17 +241,11 @@ class EffectStudy:
         """
         settings = self.settings
         begins_later = settings.at is not None or settings.edges or settings.cut is not None
-        keywords: dict[str, bool] = {}
         is_of_ids = self.inputs.keys() == {"input_ids"}
-        if (
-            begins_later
-            and is_of_ids
-            and self.has_batches
-            and config_value(self.model, "use_cache")
-        ):
-            keywords["use_cache"] = True
+        has_cache = is_of_ids and self.has_batches and config_value(self.model, "use_cache")
+        keywords = {"use_cache": True} if begins_later and has_cache else {}
         parts = find_parts(self.model, lambda: self._read(**keywords))
-        if not parts.z:
+        if not parts.attentions:
             raise MhaError(
                 "no attention gives head outputs that could be replaced",
                 hint="its z is not seen where a model computes attention in a way of its own",
@@ -497,23 +492,21 @@ class EffectStudy:
         """The effect of an item."""
         removals = self.plan[item]
         kind = self._kind_of(removals)
-        spans = self.settings.cut or ()
         first = removals[0]
         numbers: dict[str, Any] = {name: self._change(item, name) for name in EFFECT_NUMBERS}
         kinds = tuple(removal.layer[0] for removal in removals)
         is_single = len(removals) == 1
-        edge = first if is_single and first.keys else None
         return Effect(
             layer=first.layer[1] if is_single else None,
             kind=first.layer[0],
-            head=first.heads[0] if is_single and len(first.heads) == 1 else None,
-            query=None if edge is None else edge.queries[0],
-            key=None if edge is None else edge.keys[0],
+            head=first.heads[0] if is_single and first.heads else None,
+            query=first.queries[0] if kind == "edge" else None,
+            key=first.keys[0] if kind == "edge" else None,
             removed=kind,
             replace=first.replacement,
             at=first.at,
             heads=tuple((r.layer[1], r.heads[0]) for r in removals) if kind == "heads" else (),
-            spans=spans,
+            spans=self.settings.cut or (),
             layers=tuple(r.layer[1] for r in removals) if kind == "spans" else (),
             masked=self.results[item].was_masked,
             kinds=kinds if len(set(kinds)) > 1 else (),

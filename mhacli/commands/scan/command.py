@@ -6,18 +6,18 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from time import monotonic
 from typing import Annotated
 
-from mhacli.cli.console import flush, is_interactive, loading_torch, note, progress, stderr_line
+from mhacli.cli.console import flush, loading_torch, note, progress, stderr_line
 from mhacli.cli.output import Output, print_record, require_output, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
-from mhacli.io.long_work import Terminated, graceful_interrupt
+from mhacli.io.files import require_folder_writable
+from mhacli.io.long_work import graceful_interrupt
+from mhacli.text.reading import documents
 from mhacli.text.spans import require_expressions
 
 from .progress import Progress
@@ -52,6 +52,8 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
             hint="--workers N uses this machine, --ray auto a cluster",
         )
     require_output(request.view, output, has_effects=request.effect)
+    require_folder_writable(request.out)
+    documents(request.sources, request.form)
     local_checkpoint(request.model)
     require_expressions(request.span)
     with loading_torch():
@@ -59,20 +61,28 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
 
     stopping = "finishing the documents in progress; press Ctrl-C again to stop at once"
     done = Progress()
-    try:
-        with (
-            _shown(done, as_json=output.json) as report,
-            graceful_interrupt(lambda: note(stopping)) as is_stopped,
-        ):
-            record = run_scan(
-                request, done, report=report, is_stopped=is_stopped, command=_recorded_command()
-            )
-    except (KeyboardInterrupt, Terminated):
-        note(
-            f"interrupted: {done.n_documents:,} documents are done; the same command resumes the"
-            " scan"
+    shown_at = 0.0
+
+    def kept() -> str:
+        return f"{done.n_documents:,} documents are done; the same command resumes the scan"
+
+    with (
+        progress(kept=kept, log_every_s=None if output.json else 60.0) as report_progress,
+        graceful_interrupt(lambda: note(stopping)) as is_stopped,
+    ):
+
+        def report(*, is_last: bool = False) -> None:
+            nonlocal shown_at
+            n = done.of_documents
+            report_progress(str(done), None if n is None else done.n_documents / max(n, 1))
+            if output.json and (is_last or monotonic() - shown_at >= 1):
+                shown_at = monotonic()
+                stderr_line(json.dumps({"progress": asdict(done)}))
+
+        record = run_scan(
+            request, done, report=report, is_stopped=is_stopped, command=_recorded_command()
         )
-        raise
+        report(is_last=True)
     print_record(record, replace(request.view, view="none", heads=None), output)
     flush()
     if record.corpus is not None and record.corpus.bad:
@@ -85,25 +95,3 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
 def _recorded_command() -> tuple[str, ...]:
     """The command line for the record, the same however the numbers are computed and printed."""
     return tuple(_WITHOUT_EFFECT.sub("", "\0".join(record_command())).split("\0"))
-
-
-@contextmanager
-def _shown(done: Progress, *, as_json: bool) -> Iterator[Callable[[], None]]:
-    """A callback that shows the progress: on a terminal as a bar, for programs as a line of JSON a
-    second, for logs as a line a minute. Such a line also follows at the end.
-    """
-    every_s = 1.0 if as_json else 60.0
-    shown_at = monotonic()
-
-    with progress(has_time_left=False) as draw:
-
-        def report(*, is_last: bool = False) -> None:
-            nonlocal shown_at
-            draw(done.n_documents / (done.of_documents or 1), str(done))
-            is_due = is_last or monotonic() - shown_at >= every_s
-            if is_due and (as_json or not is_interactive()):
-                shown_at = monotonic()
-                stderr_line(json.dumps({"progress": asdict(done)}) if as_json else f"mha: {done}")
-
-        yield report
-        report(is_last=True)

@@ -169,7 +169,7 @@ class ScanFolder:
                 totals = self.totals(name)
             except MhaError as fault:
                 if name in names_here and os.path.lexists(self.paths(name).sums):
-                    note(f"{fault.message}; it is computed again")
+                    note(f"{fault.typed_message}; it is computed again")
             if name in names_here:
                 if totals is not None and self.examples():
                     return name, totals
@@ -273,7 +273,7 @@ def _recorded_settings(path: Path) -> list[dict[str, Any]] | None:
         if document.get("schema") != _SCHEMA or any("torch" not in old for old in recorded):
             raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
     except MhaError as fault:
-        fault.hint = _ANEW
+        fault.typed_hint = _ANEW
         raise
     return recorded
 

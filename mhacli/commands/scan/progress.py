@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mhacli.text.numbers import shown
-
 if TYPE_CHECKING:
     from .folder import Totals
 
@@ -52,8 +50,7 @@ class Progress:
             self.left_s = (self.of_documents - self.n_documents) / self.documents_per_s
 
     def __str__(self) -> str:
-        """`320 of 3,000 documents, 8.1 documents/s, 5 min left`."""
+        """`320 of 3,000 documents, 8.1 documents/s`."""
         total = "" if self.of_documents is None else f" of {self.of_documents:,}"
         text = f"{self.n_documents:,}{total} documents"
-        text += f", {self.documents_per_s:.3g} documents/s" if self.documents_per_s else ""
-        return text + (f", {shown(self.left_s, 'seconds')} left" if self.left_s else "")
+        return text + (f", {self.documents_per_s:.3g} documents/s" if self.documents_per_s else "")

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -33,7 +33,8 @@ from mhacli.io.long_work import uninterrupted
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
 from mhacli.models.run import make_texts, run_of, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
-from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of
+from mhacli.record.effect import Effect
+from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, columns_of, dicts_of
 from mhacli.record.record import Record
 from mhacli.text.reading import Document, documents, is_pipe
 
@@ -205,20 +206,22 @@ class Worker:
                 record = self._inspected(document, is_compared=not good)
             except MhaError as fault:
                 if self._scan.strict or fault.code not in _BAD_CODES:
-                    fault.message = f"{named(document.file, document.place)}: {fault.message}"
+                    fault.typed_message = (
+                        f"{named(document.file, document.place)}: {fault.typed_message}"
+                    )
                     raise
-                reason = fault.message.removeprefix("text 0 ").removeprefix("the text ")
+                reason = fault.typed_message.removeprefix("text 0 ").removeprefix("the text ")
                 entry = BadEntry(document.file, document.place, reason)
                 totals.merge(Totals(n_bad=1, bad=(entry,)))
                 continue
             totals.add(document, record, spans=self._scan.span_names)
-            good.append(DocumentRecord(document, replace(record, arrays={})))
-            if best is None or _rank(record) > _rank(best.record):
-                best = DocumentRecord(document, record)
+            good.append((document, replace(record, arrays={})))
+            if best is None or _rank(record) > _rank(best[1]):
+                best = document, record
         columns = _rows(good)
         rows = _rows_file(columns, settings["rows"])
         totals.rows = hashlib.sha256(rows).hexdigest()
-        example = b"" if best is None else _example(best, settings["device"]).to_bytes()
+        example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
         files = UnitFiles(rows, example, totals.to_bytes(columns))
         return files, f"{platform.node()}, process {os.getpid()}"
 
@@ -238,11 +241,8 @@ class Worker:
         return record
 
 
-class DocumentRecord(NamedTuple):
-    """A document of a corpus, and its record."""
-
-    document: Document
-    record: Record
+DocumentRecord = tuple[Document, Record]
+"""A document of a corpus, and its record."""
 
 
 def _rank(record: Record) -> int:
@@ -251,11 +251,10 @@ def _rank(record: Record) -> int:
     return n_tokens if n_tokens <= EXAMPLE_LEN else -n_tokens
 
 
-def _example(of: DocumentRecord, device: str) -> Record:
+def _example(document: Document, record: Record, device: str) -> Record:
     """The record as that of a corpus of one document, without timings, details of the machine and
     text behind the tokens.
     """
-    document, record = of
     n_tokens = len(record.keys[0].ids)
     return replace(
         record,
@@ -293,20 +292,13 @@ def _rows(good: Sequence[DocumentRecord]) -> Columns:
     of_heads = [(document, record) for document, record in good for _ in record.heads]
     heads = HeadTable(head for _, record in good for head in record.heads)
     effects = [effect for _, record in good for effect in effects_of_heads(record)]
-    of_effects: Columns = {}
-    if any(effects):
-        of_effects = EffectTable(filter(None, effects)).columns()
     return {
         "file": (str, [document.file for document, _ in of_heads]),
         "place": (int, [document.place for document, _ in of_heads]),
-        "n_documents": (int, [1 for _ in of_heads]),
+        "n_documents": (int, [1] * len(of_heads)),
         "n_tokens": (int, [len(record.keys[0].ids) for _, record in of_heads]),
         **heads.columns(has_uniform=True),
-        **{
-            name: (kind, [getattr(effect, name, None) for effect in effects])
-            for name, (kind, _) in of_effects.items()
-            if name in EFFECTS
-        },
+        **(columns_of(effects, Effect, EFFECTS) if any(effects) else {}),
     }
 
 

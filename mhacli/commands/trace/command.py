@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mhacli.cli.console import draw, flush, loading_torch, note, show_activity
+from mhacli.cli.console import draw, flush, loading_torch, note, progress, replace_line
 from mhacli.cli.output import (
     DRAWING,
     DRAWN,
     SAVED,
     Output,
-    after_trace,
     print_report,
     print_result,
     require_output,
 )
 from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
-from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
+from mhacli.cli.source import (
+    make_run,
+    record_command,
+    recorded,
+    require_in_config,
+    require_one_layer,
+    start,
+)
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
@@ -36,10 +42,7 @@ if TYPE_CHECKING:
 
 _WALK = "Walkthrough"
 _OURS = ("layer", "model")
-_ROUTE = "Formulation to trace; all three give the same output."
-_CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
 _PLACE = "HEAD,QUERY,KEY"
-_MASK = "Draw only the mask, with its density."
 _OF_A_LAYER = (
     "cell",
     "values",
@@ -59,17 +62,30 @@ class Walk:
     """The implementation or cell to trace, and its view."""
 
     route: Literal["separate", "fused", "per-head"] = setting(
-        "separate", _WALK, _ROUTE, modes=("layer",)
+        "separate", _WALK, "Formulation to trace; all three give the same output.", modes=("layer",)
     )
     values: bool = setting(
         False, _WALK, "Show the range and distribution of each tensor, and small ones whole."
     )
     cell: tuple[int, int, int] | None = setting(
-        None, _WALK, _CELL, parse=numbers(_PLACE, "0,5,1"), metavar=_PLACE, common=True, modes=_OURS
+        None,
+        _WALK,
+        "Show only how this attention weight is computed; not for FILE.py:NAME.",
+        parse=numbers(_PLACE, "0,5,1"),
+        metavar=_PLACE,
+        common=True,
+        modes=_OURS,
     )
     sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=10**9, modes=_OURS)
     verbose: bool = like(ViewOptions, "verbose", _WALK, common=True)
-    mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",), excludes=_OF_A_LAYER)
+    mask: bool = setting(
+        False,
+        _WALK,
+        "Draw only the mask, with its density.",
+        common=True,
+        modes=("layer",),
+        excludes=_OF_A_LAYER,
+    )
     step: bool = setting(False, _WALK, "Wait for a key after each step; q quits.")
 
 
@@ -92,8 +108,10 @@ def _names_code(word: str) -> bool:
     """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file
     has no blanks in its name, unless it exists; a module without a dot must exist.
 
-    >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30",
-    "so it is: good")] [True, True, False, False, False]
+    >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30")]
+    [True, True, False, False]
+    >>> _names_code("so it is: good")
+    False
     """
     place, _, name = word.rpartition(":")
     if word.endswith(".py"):
@@ -102,9 +120,8 @@ def _names_code(word: str) -> bool:
         return False
     if place.endswith(".py"):
         return isfile(place) or " " not in place
-    if not all(part.isidentifier() for part in place.split(".")):
-        return False
-    return (
+    is_module = all(part.isidentifier() for part in place.split("."))
+    return is_module and (
         "." in place or isfile(f"{place}.py") or isdir(place) or find_spec(place) is not None
     )  # imports nothing
 
@@ -138,6 +155,9 @@ def trace(
         record = _walk_code(target, code, what.given, has_values=walk.values)
     else:
         require_one_layer(what.model, "mha trace")
+        if walk.cell is not None:
+            words = f"--cell {','.join(map(str, walk.cell))}: head"
+            require_in_config(what.model, words, walk.cell[:1])
         run, texts = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
             _print_mask(run, texts, output)
@@ -155,7 +175,7 @@ def trace(
         ):
             run = replace(run, model=replace(run.model, device="meta"), keep=())
         prepared, notes = start(run, ViewOptions())
-        with show_activity("computing"):
+        with progress("computing"):
             if prepared is None:
                 from mhacli.layer import steps as of_layer
 
@@ -168,9 +188,7 @@ def trace(
                 record = walk_checkpoint(prepared, values=walk.values, place=place)
         record = recorded(record)
     view = partial(_print_steps, record, output.screen, walk)
-    print_result(
-        record, notes, options=options, output=output, run=run, view=view, after=after_trace
-    )
+    print_result(record, notes, options=options, output=output, run=run, view=view)
 
 
 def _print_mask(run: Run, texts: Texts, output: Output) -> None:
@@ -199,8 +217,9 @@ def _print_steps(record: Record, screen: Screen, walk: Walk) -> None:
         draw(step, screen)
         if walk.step:
             flush()
-            with show_activity("(any key: next step, q: to the end)"):
-                key = typer.getchar()
+            replace_line("(any key: next step, q: to the end) …")
+            key = typer.getchar()
+            replace_line("")
             if key in ("q", "Q", "\x1b"):
                 break
     draw(end, screen)
@@ -230,9 +249,12 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
         "values": has_values,
         "command": list(record_command()),
     }
-    with show_activity(f"walking {target}"):
+    with progress(f"walking {target}") as report_progress:
         document, printed = run_in_child(
-            "mhacli.commands.trace.user_code:trace_request", job, time_limit_s=code.time_limit
+            "mhacli.commands.trace.user_code:trace_request",
+            job,
+            time_limit_s=code.time_limit,
+            on_stage=report_progress,
         )
     document["module"]["printed"] = printed
     return decode(Record, document, target)

@@ -125,15 +125,17 @@ def configuration(record: Record, width: int, *more: str) -> Text:
     ]
     if record.weights is not None:
         parts.append(f"weights {record.weights}")
-        if record.random_embedding:
-            parts.append(f"tokens embedded at random (seed {dims.config.seed})")
-    else:
-        if dims.config.init != "xavier":
-            parts.append(f"init {dims.config.init}")
-        parts.append(f"seed {dims.config.seed}")
+    elif dims.config.init != "xavier":
+        parts.append(f"init {dims.config.init}")
+    parts += [record.words_of_random] if record.words_of_random else []
     device = f"{e.device} (auto)" if e.device_asked == "auto" else e.device
     parts += [dims.config.dtype, device, count_of(e.threads, "thread"), f"torch {e.torch}"]
     return flowing(map(visible, [*parts, *more]), width, style="bold")
+
+
+def random_line(record: Record) -> list[Text]:
+    """A line on random weights where the configuration does not stand; none for those of a file."""
+    return [Text(words, "bold yellow") for words in [record.words_of_random] if words]
 
 
 def _sizes(c: Config) -> Iterator[str]:

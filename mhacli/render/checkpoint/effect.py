@@ -16,7 +16,7 @@ from rich.text import Text
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import EffectRecord, Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
-from mhacli.render.base.format import count_of, flowing, plural, type_text
+from mhacli.render.base.format import count_of, flowing, plural, random_line, type_text
 from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import grouped
@@ -42,15 +42,15 @@ _IT_IS = {
 
 
 def effect_view(
-    record: EffectRecord, options: ViewOptions, screen: Screen
+    record: EffectRecord, options: ViewOptions, screen: Screen, *, has_map: bool = True
 ) -> Iterator[RenderableType]:
-    """The sections of a record with effects: the answer, the map of heads or the coloured text, the
-    table, the verification.
+    """The sections of a record with effects: the answer, the map of heads or the coloured text
+    unless a picture of it stands elsewhere, the table, the verification.
     """
     words = effect_words(record, screen)
     yield from words[:2]
     if record.effect.verified.ok:
-        panels = effect_grids(record)
+        panels = effect_grids(record) if has_map else ()
         if panels:
             form: Form = "numbers" if len(panels[0].rows) == 1 else "auto"
             yield from grids(panels, screen, form=form, everything=True)
@@ -69,9 +69,7 @@ def effect_words(record: EffectRecord, screen: Screen) -> tuple[Text, ...]:
     proof = _proof(record)
     if not record.effect.verified.ok:
         return question, proof
-    answer = Text(_answer(record), "bold")
-    if record.model is not None and record.model.words_of_random:
-        answer = Text(f"{record.model.words_of_random}\n", "bold yellow") + answer
+    answer = Text("\n").join([*random_line(record), Text(_answer(record), "bold")])
     return answer, question, *_together(record), *_screening(record.effect, screen), proof
 
 

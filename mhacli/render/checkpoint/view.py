@@ -28,7 +28,7 @@ from mhacli.record.heads import (
 from mhacli.record.record import CheckpointRecord, LayerView, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
-from mhacli.render.base.format import fitted, flowing, plural, token_at, type_text
+from mhacli.render.base.format import fitted, flowing, plural, random_line, token_at, type_text
 from mhacli.render.base.grids import MAX_LINES, grids
 from mhacli.render.base.options import Screen, Selection, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
@@ -157,7 +157,7 @@ def layers_view(record: CheckpointRecord, options: ViewOptions, screen: Screen) 
     content = _Content(record, layers, heads, listed, remark, sequences, options, screen)
     first = list[RenderableType]()
     if options.brief or content.is_of_one_head:  # their header stands below, or is left out
-        first += [Text(words, "bold yellow") for words in [record.model.words_of_random] if words]
+        first += random_line(record)
     if options.brief:
         rows = bare(heads_table(record, listed, options), screen.width)
         return Group(*first, *content.remarks(), rows, Text(""), content.checks())

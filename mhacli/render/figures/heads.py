@@ -218,8 +218,8 @@ def _notes(
     record: Record, heads: Sequence[DrawableHead], whole: Sequence[HeadMap], options: ViewOptions
 ) -> Iterator[str]:
     """What was not learned, merged, hidden, left out or not verified."""
-    if record.model is not None and record.model.words_of_random:
-        yield record.model.words_of_random
+    if record.words_of_random:
+        yield record.words_of_random
     if record.corpus is not None:
         yield (
             f"patterns of one document, {visible(record.corpus.example_named)}; types and"

@@ -24,6 +24,7 @@ from mhacli.render.base.format import (
     configuration,
     count_of,
     flowing,
+    random_line,
     rough_note,
     self_check_verdict,
 )
@@ -91,7 +92,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     else:
         check = checks_view(record, screen, in_detail=options.verbose)
     if options.brief:
-        return Group(bare(rows, screen.width), Text(""), check)
+        return Group(*random_line(record), bare(rows, screen.width), Text(""), check)
     sections: list[RenderableType] = [configuration(record, screen.width, *texts_read(record))]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from support import user_code
+import torch
+from support import some, user_code
 from support.mha import Ended
 
 import mhacli
@@ -136,6 +137,20 @@ def test_a_mistake_of_one_part_hides_none_of_another_of_its_class(
     verdicts = {name: each.verdict for each in report.inside for name in each.names}
     wrong = {name for names in parts.values() for name in names}
     assert verdicts == {name: "wrong" if name in wrong else "right" for name in ("lower", "upper")}
+
+
+@pytest.mark.parametrize("is_buffer", some((True, False), default=(True,)))
+def test_parts_of_a_class_that_hold_other_tensors_are_examined_each(is_buffer: bool) -> None:
+    model = user_code.load(CASES / "one_class.py").Model()
+    for part, scale in ((model.lower, 1.0), (model.upper, 0.5)):
+        del part.scale
+        if is_buffer:
+            part.register_buffer("scale", torch.tensor(scale))
+        else:
+            part.scale = torch.tensor(scale)
+    report = user_code.check(model, length=32)
+    verdicts = {name: each.verdict for each in report.inside for name in each.names}
+    assert verdicts == {"lower": "wrong", "upper": "right"}
 
 
 @pytest.mark.parametrize(

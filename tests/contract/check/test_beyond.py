@@ -248,7 +248,7 @@ def test_positions_end_the_lengths_and_a_longer_one_is_refused_with_the_longest(
     assert 63 in user_code.check(Masked(63)).compared.lengths
     with pytest.raises(mhacli.MhaError, match="100 tokens") as refused:
         user_code.check(Masked(63), length=100)
-    assert "--length 63 " in refused.value.hint
+    assert "length=63 " in refused.value.hint
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from support import faults
+from support import faults, some
 
 
 def wrong_outcomes(n: int, *options: str) -> list[object]:
@@ -30,5 +30,6 @@ def test_a_fault_of_mha_never_becomes_a_verdict() -> None:
     assert wrong_outcomes(60) == []
 
 
-def test_a_fault_of_mha_in_a_call_that_swallows_exceptions_is_an_internal_error() -> None:
-    assert wrong_outcomes(40, "--in-memory") == []
+@pytest.mark.parametrize("n", some((8, 40), default=(8,)))
+def test_a_fault_of_mha_in_a_call_that_swallows_exceptions_is_an_internal_error(n: int) -> None:
+    assert wrong_outcomes(n, "--in-memory") == []

@@ -21,6 +21,17 @@ import mhacli
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 OUTSIDE = ROOT / "tests" / "contract" / "outside" / "check"
+BY_DEFAULT = (
+    "scale-missing",
+    "causal-missing",
+    "gqa-tiled",
+    "cache-order",
+    "cache-mask",
+    "rope-of-queries-only",
+    "fully-masked-row",
+    "bias-reversed",
+)
+"""The mistakes whose fixes are tried by default: each is written in another way."""
 
 
 def likeness(node: ast.AST, code: str) -> float:
@@ -72,7 +83,7 @@ def becomes_right(path: Path, check: object, findings: object) -> bool:
     return False
 
 
-@pytest.mark.parametrize("mistake", edits.parameters(mistakes.ALL))
+@pytest.mark.parametrize("mistake", edits.parameters(mistakes.ALL, by_default=BY_DEFAULT))
 def test_what_is_printed_as_code_makes_a_layer_right(mistake: Edit, tmp_path: Path) -> None:
     path, _ = mistake.write(tmp_path)
     findings = examine(mistake, path).findings

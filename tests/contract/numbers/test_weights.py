@@ -389,3 +389,37 @@ def test_a_module_of_torch_needs_its_heads_and_one_width(mha: Any, tmp_path: Pat
     safetensors.torch.save_file(biased.state_dict(), tmp_path / "c.safetensors")
     said = mha("run", "a b", "--weights", "c.safetensors", "--heads", "3", code=1).said
     assert "bias_k" in said
+
+
+@pytest.mark.parametrize("name", ["run", "heads", "trace", "decode", "effect"])
+def test_a_layer_says_what_of_it_is_random(name: str, mha: Any, tmp_path: Path) -> None:
+    words = (name, "the cat sat")
+    saved_as = () if name in ("effect", "heads") else ("--save-weights", "w")
+    first = mha(*words, "--seed", "3", "--save", "r", *saved_as).stdout
+    assert "random weights (seed 3)" in " ".join(first.split("\n")[:2])
+    assert "random weights (seed 3)" in mha("show", "r").stdout
+    mha("run", "the cat sat", "--seed", "3", "--save-weights", "w", "--force")
+    assert "random" not in mha(*words, "--weights", "w").stdout
+    tensors = of_torch(separate=False, bias=True).state_dict()
+    safetensors.torch.save_file(tensors, tmp_path / "t.safetensors")
+    torchs = ("--weights", "t.safetensors", "--heads", "3")
+    assert "random embedding" in mha(*words, *torchs).stdout
+    assert "random weights" not in mha(*words, *torchs).stdout
+
+
+@pytest.mark.parametrize("name", ["run", "heads"])
+def test_what_is_random_stands_in_brief_output_and_in_pictures(
+    name: str, mha: Any, tmp_path: Path
+) -> None:
+    pictures = ("--html", "p.html", "--svg", "p.svg")
+    for words in ((), ("--train", "--dropout", "0.5")) if name == "run" else ((),):
+        said = mha(name, "the cat sat", "--brief", *words, *pictures, "--force").stdout
+        assert said.startswith("random weights (seed 0)\n")
+        for file in ("p.html", "p.svg"):
+            assert "random weights (seed 0)" in (tmp_path / file).read_text()
+    mha("run", "the cat sat", "--save-weights", "w")
+    assert "random" not in mha(name, "the cat sat", "--brief", "--weights", "w").stdout
+    tensors = of_torch(separate=False, bias=True).state_dict()
+    safetensors.torch.save_file(tensors, tmp_path / "t.safetensors")
+    torchs = ("--weights", "t.safetensors", "--heads", "3")
+    assert mha(name, "the cat sat", *torchs, "--brief").stdout.startswith("random embedding")

@@ -8,19 +8,22 @@ import contextlib
 import os
 import pty
 import re
+import select
+import signal
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from unicodedata import east_asian_width
 
 import pyte
 import pytest
-from support.mha import NO_TORCH, Ended, environment, run, start
+from support import checkpoints
+from support.mha import NO_TORCH, PATIENCE_S, Ended, environment, run, start
 
 TEXT = "the cat sat on the mat 日本 é"
 WORDS = {"the", "cat", "sat", "on", "mat"}
 SCREEN = (80, 24)
+ATTENTION = (Path(__file__).parents[2] / "golden/files/attention.py").read_text()
 Env = dict[str, str | None]
 Mha = Callable[..., Ended]
 
@@ -240,63 +243,114 @@ def test_a_poor_encoding_keeps_the_words_readable(folder: Path, env: Env) -> Non
 
 # ----------------------------------------------------------------------------------------- progress
 
+AT_ONCE: Env = {"MHA_PROGRESS_AFTER": "0"}
+LONG = ("heads", "--file", "long.txt", "--heads", "4", "--device", "cpu", "--color", "never")
 
-def on_terminal(folder: Path, *words: str, env: Env) -> tuple[bytes, bytes, list[str], bool]:
-    """Stdout, all that was written to a terminal as stderr, the lines that it shows at the end, and
-    whether its cursor is.
-    """
-    ours, theirs = pty.openpty()
-    variables = environment(folder, **env)
-    shown = b""
-    with tempfile.TemporaryFile() as out:
-        with start(
-            folder, *words, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=theirs
-        ) as process:
-            os.close(theirs)
-            with contextlib.suppress(OSError):  # nobody is left at the other end
-                while piece := os.read(ours, 65536):
-                    shown += piece
-        assert process.returncode == 0
-        out.seek(0)
-        stdout = out.read()
-    os.close(ours)
-    screen = pyte.Screen(*SCREEN)
-    pyte.ByteStream(screen).feed(shown)
-    return (
-        stdout,
-        shown,
-        [line.rstrip() for line in screen.display if line.strip()],
-        not screen.cursor.hidden,
-    )
+
+class Reading:
+    """`mha vocab -` with a terminal as stderr, which works until it has read what it is given."""
+
+    def __init__(self, folder: Path, **env: str | None) -> None:
+        self._ours, theirs = pty.openpty()
+        reading, self._writing = os.pipe()
+        self.shown = b""
+        variables = environment(folder, **AT_ONCE, **env)
+        streams = {"stdin": reading, "stdout": subprocess.PIPE, "stderr": theirs}
+        self.process = start(folder, "vocab", "-", env=variables, **streams)
+        os.close(theirs)
+        os.close(reading)
+
+    def until(self, pattern: bytes) -> None:
+        """Waits until this was written to the terminal."""
+        while not re.search(pattern, self.shown):
+            assert select.select([self._ours], [], [], PATIENCE_S)[0]
+            self.shown += os.read(self._ours, 65536)
+
+    def give(self, text: bytes) -> None:
+        """The whole text."""
+        os.write(self._writing, text)
+
+    def end(self) -> tuple[int, str, list[str]]:
+        """Exit code, stdout, and the lines that the terminal shows at the end."""
+        os.close(self._writing)
+        with contextlib.suppress(OSError):  # nobody is left at the other end
+            while piece := os.read(self._ours, 65536):
+                self.shown += piece
+        os.close(self._ours)
+        stdout, _ = self.process.communicate(timeout=PATIENCE_S)
+        screen = pyte.Screen(*SCREEN)
+        pyte.ByteStream(screen).feed(self.shown)
+        assert not screen.cursor.hidden
+        lines = [line.rstrip() for line in screen.display if line.strip()]
+        return self.process.returncode, stdout.decode(), lines
+
+
+def test_work_draws_itself_anew_on_a_terminal_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    work = Reading(tmp_path)
+    work.until(rb"counting .*\r\x1b\[Kcounting ")
+    work.give(b"the cat sat on the mat")
+    code, stdout, lines = work.end()
+    assert (code, lines) == (0, [])
+    assert "counting" not in stdout
+    assert "cat" in stdout
+
+
+def test_an_interrupt_during_work_says_what_is_kept_on_a_line_of_its_own(tmp_path: Path) -> None:
+    work = Reading(tmp_path)
+    work.until(rb"counting ")
+    work.process.send_signal(signal.SIGINT)
+    assert work.end() == (130, "", ["mha: interrupted: nothing is kept"])
+
+
+def test_a_dumb_terminal_gets_the_last_line_alone(tmp_path: Path) -> None:
+    work = Reading(tmp_path, TERM="dumb")
+    work.give(b"the cat sat on the mat")
+    code, _, lines = work.end()
+    assert (code, len(lines)) == (0, 1)
+    assert b"\x1b" not in work.shown
+    assert lines[0].startswith("mha: counting ")
+
+
+def test_an_interrupt_in_a_log_says_what_is_kept(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with start(
+        tmp_path,
+        "vocab",
+        "-",
+        env=environment(tmp_path, **AT_ONCE),
+        stdin=reading,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(reading)
+        for _ in range(4):  # more than a pipe holds: it has begun to read
+            os.write(writing, b"words " * 20_000)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S)[1] == b"mha: interrupted: nothing is kept\n"
+        assert process.returncode == 130
+    os.close(writing)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("env", "has_bar"),
-    [({}, True), pytest.param({"TERM": "dumb"}, False, marks=pytest.mark.real)],
-    ids=["terminal", "dumb"],
+    ("words", "end"),
+    [
+        (LONG, r"query 5,000 of 5,000 · 100 % · [\d.]+ m?s"),
+        (
+            ("effect", "the cat sat", "--heads", "4", "--device", "cpu"),
+            r"removal 4 of 4 · 100 % · [\d.]+ m?s",
+        ),
+        (("run", "the cat sat", "--model", "model"), r"layer 3 of 3 · 100 % · [\d.]+ m?s"),
+        (("heads", "the cat sat", "--model", "model"), r"layer 3 of 3 · 100 % · [\d.]+ m?s"),
+        (("check", "attention.py:Right"), r"[a-z].* · [\d.]+ m?s"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
-def test_a_long_computation_draws_its_progress_on_a_terminal_and_takes_it_back(
-    folder: Path, env: Env, has_bar: bool
+def test_a_log_has_the_last_line_of_the_work_alone(
+    tmp_path: Path, words: tuple[str, ...], end: str
 ) -> None:
-    text = " ".join(f"w{i % 97}" for i in range(5000))
-    (folder / "long.txt").write_text(text)
-    words = ("heads", "--file", "long.txt", "--heads", "4", "--device", "cpu", "--color", "never")
-    stdout, shown, lines, has_cursor = on_terminal(folder, *words, env=env)
-    assert ("━".encode() in shown) == has_bar
-    assert not any("━" in line for line in lines)
-    assert has_cursor
-    assert "━".encode() not in stdout.partition(b"self-check")[2]
-    assert b"\x1b" not in stdout
-    assert has_bar or b"\x1b" not in shown
-
-
-@pytest.mark.real
-def test_no_progress_is_drawn_in_a_pipe(folder: Path) -> None:
-    (folder / "long.txt").write_text(" ".join(f"w{i % 97}" for i in range(5000)))
-    done = run(
-        folder,
-        *"heads --file long.txt --heads 4 --device cpu".split(),
-        writes=["long.txt"],
-    )
-    assert "━" not in done.stderr
+    (tmp_path / "model").symlink_to(checkpoints.folder("gpt2"))
+    (tmp_path / "long.txt").write_text(" ".join(f"w{i % 97}" for i in range(5000)))
+    (tmp_path / "attention.py").write_text(ATTENTION)
+    done = run(tmp_path, *words, code=range(4), env=AT_ONCE)
+    assert re.fullmatch(f"mha: {end}\n", done.stderr)

@@ -164,8 +164,8 @@ def test_code_in_a_folder_never_runs(config: dict[str, Any], mha: Mha, tmp_path:
             id="out of the template",
             marks=pytest.mark.real,
         ),
-        pytest.param("{{ undefined.field }}", id="undefined", marks=pytest.mark.real),
-        pytest.param("{{ 'a' * 10**9 }}", id="long"),
+        pytest.param("{{ undefined.field }}", id="undefined"),
+        pytest.param("{{ 'a' * 10**9 }}", id="long", marks=pytest.mark.real),
         pytest.param("{{ 'ab' * 10**12 }}", id="longer", marks=pytest.mark.real),
         pytest.param(
             "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",

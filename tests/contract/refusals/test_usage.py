@@ -68,7 +68,7 @@ def test_help_is_shown_whatever_else_is_typed(mha: Mha, word: str) -> None:
         (["show"], "RECORD", "mha show --help"),
         (["rum"], "'run'", "mha --help"),
         (["run", "-5 degrees"], "-5", "mha run -- "),
-        (["run", "a", "--compile"], "--compile", "mha bench takes its place"),
+        (["bench", "--save-baseline", "a"], "--save-baseline", "--json takes its place"),
         (["doctor", "--svg", "a.svg"], "--svg", "--html takes its place"),
         (["decode", "a", "--decimals", "3"], "--decimals", "mha show FILE --view matrix"),
     ],

@@ -21,6 +21,7 @@ from support.records import SHOWN, document, pattern, saved, short, tokens
 
 import mhacli
 
+OF_COMMAND = re.compile(r"--[a-z]|exit code|command|\bmha (run|heads|show|trace|view|explain)\b")
 LIMIT = 200_000
 """The most bytes of a display."""
 
@@ -162,7 +163,7 @@ def test_kinds_of_attention_are_chosen_and_keys_are_those_of_their_text() -> Non
         ("t5", {"layer": 1}, "1"),
         ("t5", {}, "layer"),
         ("bare", {"head": 0}, "pattern"),
-        ("blocks", {"head": 0}, "--keep pattern"),
+        ("blocks", {"head": 0}, 'keep=["pattern"]'),
     ],
     ids=str,
 )
@@ -252,6 +253,28 @@ def test_a_display_is_small_and_static(name: str) -> None:
     table = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
     assert Html(html).tags <= {"div", "style", "p", "b", "span", "pre"} | table
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e]", html)
+    assert not OF_COMMAND.search(Html(html).text)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "effects"])
+def test_tables_are_displayed_with_their_numbers_and_without_empty_columns(name: str) -> None:
+    for table in (record(name).heads, record("effects").effects):
+        rows = table.to_dicts()
+        ((names, *cells),) = displayed(table).tables
+        assert names == [key for key in rows[0] if any(row[key] is not None for row in rows)]
+        assert len(cells) == len(rows)
+        for row, printed in zip(rows, cells, strict=True):
+            for key, cell in zip(names, printed, strict=True):
+                if isinstance(row[key], float):
+                    assert float(cell) == pytest.approx(row[key], rel=1e-3)
+                else:
+                    assert cell == ("–" if row[key] is None else str(row[key]))
+
+
+def test_a_long_table_is_displayed_by_its_first_rows() -> None:
+    heads = record("gpt2").heads
+    (cells,) = displayed(type(heads)([*heads, *heads, *heads])).tables
+    assert len(cells) == 41
 
 
 def test_a_record_displays_the_head_that_stands_out_most() -> None:
@@ -270,7 +293,9 @@ def test_a_record_displays_the_head_that_stands_out_most() -> None:
 
 
 def test_effects_are_displayed_with_their_numbers() -> None:
-    grid = displayed(record("effects")).tables[0]
+    parsed = displayed(record("effects"))
+    assert parsed.text.count("layer ↓ head →") == 1
+    grid = parsed.tables[0]
     held = np.array([effect["d_logit"] for effect in document("effects")["effects"]]).reshape(3, 6)
     assert np.array([row[1:] for row in grid[1:]], float) == pytest.approx(held, abs=0.0051)
 
@@ -290,7 +315,10 @@ def test_rich_prints_what_show_prints(tmp_path: Path) -> None:
         [line.rstrip() for line in text.splitlines()]
         for text in (shown, (tmp_path / "printed").read_text())
     ]
-    assert lines[0] == lines[1]
+    assert len(lines[0]) == len(lines[1])
+    assert not any(OF_COMMAND.search(line) for line in lines[1])
+    for shown, printed in zip(*lines, strict=True):
+        assert shown == printed or "--" in shown
 
 
 def test_the_page_of_a_record_is_that_of_show_in_a_frame(tmp_path: Path) -> None:

@@ -535,6 +535,27 @@ def test_hostile_tokens_are_read_and_not_run_on_a_narrow_screen(show: Open) -> N
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_name_of_a_row_or_column_covers_another(show: Open, width: int) -> None:
+    with show("hostile", size=(width, 900)) as page:
+        for place in range(3):
+            page.point_at(place, place)
+            names = page.matrix.evaluate(
+                """(matrix) => [...matrix.querySelectorAll("span")]
+                .filter((e) => e.checkVisibility() && e.textContent.trim())
+                .map((e) => [e.textContent.split(" ").pop(), e.getBoundingClientRect().toJSON()])"""
+            )
+            covered = [
+                (one, other)
+                for (one, a), (other, b) in itertools.combinations(names, 2)
+                if one != other
+                and min(a["right"], b["right"]) - max(a["left"], b["left"]) > 2
+                and min(a["bottom"], b["bottom"]) - max(a["top"], b["top"]) > 2
+            ]
+            assert covered == []
+
+
+@pytest.mark.real
 def test_everything_is_reached_from_the_keyboard(show: Open) -> None:
     with show("gpt2") as page:
         name = (

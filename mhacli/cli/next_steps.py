@@ -1,0 +1,167 @@
+"""What to type next: whole commands about what is on the screen, which a terminal prints below it
+as lines `next:`.
+"""
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from mhacli.record.heads import HeadStatistics, in_order
+from mhacli.record.record import Record
+from mhacli.render.base.format import flowing, token_of
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.selection import chosen_heads
+from mhacli.render.checkpoint.effect import removal_name
+from mhacli.settings import Computation, Reading
+from mhacli.text.numbers import shown
+
+from .console import stdout_width, write
+from .parameters import command_named, declarations, option_names
+from .source import record_command
+
+
+class NextStep(NamedTuple):
+    """The words of a command, and what it shows."""
+
+    words: tuple[str, ...]
+    about: str
+
+
+def print_next_steps(record: Record, options: ViewOptions) -> None:
+    """Prints the command to type next, if there is one, with what it shows as a comment. Lines
+    break between words, as a shell reads them.
+    """
+    name = record_command()[1]
+    if name == "run" and record.model is None and not options.verbose:
+        more = "more: --tokens, --shapes, --timings or --verbose;"
+        _write_filled([*more.split(), "every word:", "mha explain"])
+    for step in _steps(name, record, options):
+        _write_filled(["next: mha", *map(shlex.quote, step.words)], " \\\n  ")
+        _write_filled(["  #", *step.about.split()], "\n  # ")
+
+
+def _write_filled(words: Iterable[str], between: str = "\n") -> None:
+    """Prints words in lines as wide as stdout."""
+    text = flowing(words, stdout_width() - 4, " ").plain
+    write(text.replace("\n", between) + "\n")
+
+
+def _steps(name: str, record: Record, options: ViewOptions) -> Iterator[NextStep]:
+    match name:
+        case "run" | "trace" if record.cell is None and not options.is_mean:
+            yield from _trace_of_a_cell(record, options)
+        case "heads" if not options.maps:
+            yield from _map_of_a_head(record, options)
+        case "effect":
+            yield from _edges_of_a_head(record)
+        case "decode":
+            causal = () if record.model or record.config.prefix else ("--causal",)
+            if (words := _again("run", without=("causal",))) is not None:
+                yield NextStep((*words, *causal), "shows all heads over the same text")
+        case "show" if options.heads is None and not (options.maps or options.is_mean):
+            yield from _shown_head(record, options)
+
+
+def _again(name: str, *, without: Iterable[str] = ()) -> tuple[str, ...] | None:
+    """The words that make `mha NAME` read and compute the same as this command, `without` the
+    options of some fields. None if it lacks an option of these, if stdin was read, and where a word
+    may be read in two ways or cannot be printed.
+    """
+    _, here, *words = record_command()
+    named = {
+        one: each
+        for each in command_named(here).settings
+        for names in option_names(each)
+        for one in names.split("/")
+    }
+    inputs = {each.field for group in (Computation, Reading) for each in declarations(group)}
+    known = {each.field for each in command_named(name).settings}
+    kept, rest = [name], iter(words)
+    for word in rest:
+        declared = named.get(word.partition("=")[0]) if word.startswith("-") else None
+        field = "typed" if declared is None else declared.field
+        whole = [word]
+        if declared is not None and "=" not in word and not declared.is_switch:
+            whole.append(next(rest))
+        is_clear = declared is not None or not word.startswith("-")
+        is_safe = "-" not in whole and all(map(str.isprintable, whole))
+        if not (is_clear and is_safe) or (field in inputs and field not in known):
+            return None
+        if field in inputs and field not in without:
+            kept += whole
+    return tuple(kept)
+
+
+def _trace_of_a_cell(record: Record, options: ViewOptions) -> Iterator[NextStep]:
+    """The trace of the largest of the weights between tokens that stand out. The first token of a
+    checkpoint's text is often a sink.
+    """
+    kinds = {layer.name: layer.kind for layer in record.layers}
+    cells = [
+        (cell, head)
+        for head in record.heads
+        if kinds.get(head.attention, "self") == "self" and options.shows_head(head.head)
+        for cell in head.largest
+        if (options.sequences is None or cell.sequence in options.sequences)
+        and (record.context is not None or cell.key != cell.query)
+        and (record.model is None or cell.key > 0)
+    ]
+    words = _again("trace", without=("layers",))
+    if not cells or words is None:
+        return
+    cell, head = max(cells, key=lambda each: each[0].share)
+    words += (*_layer(record, head), "--cell", f"{head.head},{cell.query},{cell.key}")
+    if len(record.sequences) > 1:
+        words += ("--sequence", str(cell.sequence))
+    query = token_of(record.sequences[cell.sequence], cell.query)
+    key = token_of(record.keys[cell.sequence], cell.key)
+    weight = shown(cell.share, "weight", options.precision)
+    yield NextStep(
+        words, f"computes the weight {weight} of head {head.head}, query {query}, key {key}"
+    )
+
+
+def _layer(record: Record, head: HeadStatistics) -> tuple[str, ...]:
+    return () if record.model is None else ("--layer", str(head.layer))
+
+
+def _first_head(record: Record, options: ViewOptions) -> HeadStatistics | None:
+    """The first head of self-attention in the table."""
+    kinds = {layer.name: layer.kind for layer in record.layers}
+    heads = in_order(chosen_heads(record, options), options.sort)
+    return next((one for one in heads if kinds.get(one.attention, "self") == "self"), None)
+
+
+def _map_of_a_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
+    """The map of the first head of the table."""
+    words, head = _again("heads", without=("layers",)), _first_head(record, options)
+    if words is not None and head is not None:
+        words += (*_layer(record, head), "--map", str(head.head))
+        yield NextStep(words, f"draws head {head.head}")
+
+
+def _shown_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
+    """The first head of the table of a record that has it."""
+    head = _first_head(record, options)
+    views = {view.name: view for view in record.attentions}
+    if head is None or record.effect is not None or record.decoding is not None:
+        return
+    view = views.get(head.attention, next(iter(views.values())))
+    _, _, *typed = record_command()
+    if view.is_drawable and len(typed) == 1:
+        option = "--head" if view.has_pattern else "--map"
+        words = ("show", *typed, *_layer(record, head), option, str(head.head))
+        yield NextStep(words, f"draws head {head.head}")
+
+
+def _edges_of_a_head(record: Record) -> Iterator[NextStep]:
+    """The weights of the head whose removal changes most, one by one."""
+    summary, words = record.effect, _again("effect")
+    heads = [each for each in record.effects if each.removed == "head"]
+    if summary is None or words is None or not heads:
+        return
+    strongest = max(heads, key=lambda each: abs(summary.change_of(each) or 0.0))
+    name = str(strongest.head)
+    if record.model is not None:  # such as `cross 5.1`
+        name = removal_name(strongest, record).replace(" ", ".")
+    yield NextStep((*words, "--edges", "--head", name), f"removes each weight of head {name}")

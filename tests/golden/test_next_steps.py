@@ -1,0 +1,53 @@
+"""Each command that a screen suggests can be typed in a shell as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import golden
+
+pytestmark = pytest.mark.real
+SECTIONS = ("next steps", "check: next")
+
+
+def suggested(text: str) -> list[str]:
+    """The commands that a screen says to type next, with their line breaks."""
+    below = re.findall(r"^next: (mha (?:[^\n]*\\\n)*[^\n]*)", text, re.M)
+    beside = re.findall(r"^(?:next)? +(mha (?:check|trace) [^\n]*)$", text, re.M)
+    return below + beside
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_what_is_suggested_can_be_typed(section: str, tmp_path: Path) -> None:
+    rows = [row for row in golden.commands() if row.section == section]
+    folder = tmp_path / "here"
+    shutil.copytree(golden.FOLDER / "files", folder)
+    shutil.copytree(golden.SAMPLES, folder / "sample_texts")
+    written = Path(os.environ["MHA_TESTS_SHARED"], "golden", re.sub(r"\W+", "-", section))
+    typed = {
+        command: row
+        for row in rows
+        for command in suggested(golden.printed(section)[row.line].stdout)
+    }
+    assert len(typed) >= (20 if section == "next steps" else 1)
+    for path in written.iterdir():
+        if not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    places = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for command, row in typed.items():
+        ended = subprocess.run(
+            ["sh", "-c", command],
+            cwd=folder,
+            env={**os.environ, "PATH": places, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        allowed = (0, 3) if command.startswith("mha check") else (0,)
+        assert ended.returncode in allowed, f"{row.line}\n{command}\n{ended.stderr}"
