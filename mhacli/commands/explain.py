@@ -52,6 +52,8 @@ def explain(
         hint = did_you_mean(" ".join(term), names) or "mha explain lists every term"
         raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=hint)
     is_list = not term or len(matching) > _MOST_EXPLAINED
+    if not is_list:
+        matching = tuple(map(_with_example, matching))
     listed = [{name: getattr(each, name) for name in _FIELDS} for each in matching]
     print_report(
         output,
@@ -87,17 +89,23 @@ def terms() -> tuple[Word, ...]:
                 )
             names = (heading or key,) if group in TABLES else (heading, word.name, key, word.short)
             name, *also = dict.fromkeys(each for each in (*names, *word.also) if each)
-            example = scores_with_and_without_scale() if key == "scaling" else ""
             if (
                 group != "mistake" or ", " not in key
             ):  # the further forms of a mistake have no terms
-                more = {"group": group, "explanation": explanation, "example": example}
+                more = {"group": group, "explanation": explanation}
                 listed.append(replace(word, name=name, also=tuple(also), **more))
     for site in SITES.values():
         explanation, formula = site.in_general()
         listed.append(Word(name=site.name, group="site", explanation=explanation, formula=formula))
     order = list(words_of("glossary", "group"))
     return tuple(sorted(listed, key=lambda term: order.index(term.group)))
+
+
+def _with_example(term: Word) -> Word:
+    """The term with the numbers of a run, if it has some."""
+    if term.name != "scaling":
+        return term
+    return replace(term, example=scores_with_and_without_scale())
 
 
 def _named(word: str) -> tuple[Word, ...]:

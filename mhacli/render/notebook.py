@@ -24,7 +24,7 @@ from .base.format import fitted, type_text
 from .base.options import Scale, Screen, ViewOptions
 from .base.selection import drawable_heads, scale_of, usual_scale
 from .checkpoint.effect import effect_view
-from .figures.svg import Piece, document, embedded, printed
+from .figures.svg import Piece, document, picture, printed
 from .heads.head_map import HeadMap, cell_map, grid_of, head_map
 from .page.document import most_certain, page
 from .page.elements import (
@@ -221,7 +221,6 @@ PHONE = Screen(width=42, colour=False)
 _BY_WIDTH = (
     ".narrow { display: none } @media (max-width: 700px) { .narrow { display: block } .wide {"
     " display: none } }\n"
-    ".figures { display: flex; flex-wrap: wrap; align-items: end; gap: 14px 32px }\n"
 )
 View = Callable[[Screen], RenderableType]
 
@@ -237,8 +236,8 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
     top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
     sections = [section(PAPER, "wide"), section(PHONE, "narrow")]
     if figures:
-        pictures = joined(Html(embedded(piece)) for piece in figures)
-        sections.append(tag("section", tag("div", pictures, class_="scroll figures")))
+        boxes = (tag("div", picture(piece, aria_label=name), class_="scroll") for piece in figures)
+        sections.append(tag("section", *boxes, class_="figures"))
     body = joined([top, tag("main", *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
 

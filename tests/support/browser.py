@@ -46,6 +46,19 @@ CONTRASTS = """(elements) => {
 """The contrast of each element's text with what is behind it. Source: WCAG 2.2, relative
 luminance."""
 
+OVERLAPS = """(elements) => {
+  const hidden = { visibilityProperty: true, opacityProperty: true };
+  const boxes = elements.filter((e) => e.checkVisibility(hidden) && e.textContent.trim())
+    .map((e) => [e.textContent, e.getBoundingClientRect()])
+    .filter(([, box]) => box.width && box.height);
+  const over = (a, b, low, high) => Math.min(a[high], b[high]) - Math.max(a[low], b[low]);
+  const pairs = boxes.flatMap((a, i) => boxes.slice(i + 1).map((b) => [a, b]));
+  return pairs.filter(([[, a], [, b]]) =>
+    over(a, b, "left", "right") > 3 && over(a, b, "top", "bottom") > 3
+  ).map(([[a], [b]]) => `${a} | ${b}`);
+}"""
+"""The labels that cover each other by more than the blank around their letters."""
+
 
 @functools.cache
 def _chromium() -> Any:
@@ -107,3 +120,9 @@ def contrasts_of(tab: Any, selector: str) -> list[float]:
     of their ground.
     """
     return [contrast for contrast in tab.locator(selector).evaluate_all(CONTRASTS) if contrast > 1]
+
+
+def overlaps_of(tab: Any, selector: str) -> list[str]:
+    """The pairs of visible texts that a selector names, of which one covers the other."""
+    pairs: list[str] = tab.locator(selector).evaluate_all(OVERLAPS)
+    return pairs

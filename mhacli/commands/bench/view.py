@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter, methodcaller
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -113,59 +114,58 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
 # -------------------------------------------------------------------------------------------- plots
 
 
-_COLOURS = (
-    "#006ba4",
-    "#ff800e",
-    "#595959",
-    "#5f9ed1",
-    "#c85200",
-    "#ababab",
-    "#1a1a1a",
-    "#ffbc79",
-    "#a2c8ec",
-    "#898989",
-)
-"""Colours that readers with any colour vision tell apart."""
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#808080")
+"""Colours that readers with any colour vision tell apart, with a contrast of 3 to light and dark
+pages. Source: four of Okabe and Ito 2008, "Color Universal Design".
+"""
+_DASHES = "5 3"
+"""Of the lines after the first of each colour."""
 _LEFT = 50.0
 """The left edge of the area of a chart, beside which its labels stand."""
+_SIZE = 10.0
+"""The size of its labels."""
 _TOP = 20.0
-_RIGHT = 318.0
-_BOTTOM = 250.0
+_RIGHT = 310.0
+_BOTTOM = 220.0
 
 
 def plots(benchmark: Benchmark) -> list[Piece]:
     """Time and rate against length."""
     timed = [row for row in benchmark.rows if row.median_s is not None]
-    colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
     if not timed:
         return []
-    batch = f"batch {timed[0].batch} · " if benchmark.sweep.batch else ""
-    times = _chart(timed, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
-    rates = _chart(timed, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
-    return [svg.stacked([_key(colours), svg.lines([batch + timed[0].family]), times], 8), rates]
-
-
-def _key(colours: Mapping[str, str]) -> Piece:
-    """The colour of each backend, in lines as wide as a chart."""
-    content, x, line = "", 0.0, 0
-    for backend, colour in colours.items():
-        width = svg.mono_width(backend, 10) + 15
+    strokes: list[dict[str, Any]] = [
+        {"fill": "none", "stroke": colour, "stroke_width": 2, "stroke_dasharray": dashes}
+        for dashes in (None, _DASHES)
+        for colour in _COLOURS
+    ]
+    lines = dict(zip(dict.fromkeys(row.backend for row in timed), strokes, strict=False))
+    key, x, y = "", 0.0, 11.0
+    for backend, line in lines.items():
+        width = svg.mono_width(backend, _SIZE) + 30
         if x + width > _RIGHT:
-            x, line = 0.0, line + 1
-        content += rectangle(x, line * 16 + 2, 10, 10, colour)
-        content += written(x + 15, line * 16 + 11, backend, 10)
-        x += width + 20
-    return Piece(content, _RIGHT, line * 16 + 14)
+            x, y = 0.0, y + 16
+        key += element("polyline", points=f"{x},{y - 4} {x + 20},{y - 4}", **line)
+        key += written(x + 25, y, backend, _SIZE)
+        x += width + 15
+    batch = f"batch {timed[0].batch} · " if benchmark.sweep.batch else ""
+    times = _chart(timed, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), lines)
+    rates = _chart(timed, "TFLOP/s", lambda row: row.tflops or 0.0, lines)
+    words = svg.lines([batch + timed[0].family])
+    return [svg.stacked([words, Piece(key, _RIGHT, y + 3)], 8), times, rates]
 
 
 def _chart(
     rows: Sequence[BenchRow],
     label: str,
     number: Callable[[BenchRow], float],
-    colours: Mapping[str, str],
+    lines: Mapping[str, Mapping[str, Any]],
 ) -> Piece:
-    """A line per backend of a number against length, on logarithmic axes."""
-    powers, lengths = [math.log10(number(row)) for row in rows], {row.k_len for row in rows}
+    """A line per backend of a number against length, on logarithmic axes. A length without room
+    has no label.
+    """
+    powers = [math.log10(number(row)) for row in rows]
+    lengths = sorted({row.k_len for row in rows})
     ticks = [10.0**power for power in range(math.floor(min(powers)), math.floor(max(powers)) + 2)]
 
     def x(length: int) -> float:
@@ -178,22 +178,22 @@ def _chart(
     def y(value: float) -> float:
         return float(np.interp(math.log(value), np.log([ticks[0], ticks[-1]]), [_BOTTOM, _TOP]))
 
-    content = written(_LEFT, _TOP - 8, label, 10) + written(
-        _RIGHT, _BOTTOM + 30, "tokens", 9, text_anchor="end"
+    content = written(_LEFT, _TOP - 8, label, _SIZE) + written(
+        _RIGHT, _BOTTOM + 30, "tokens", _SIZE, text_anchor="end"
     )
     for tick in ticks:
         content += rectangle(_LEFT, y(tick), _RIGHT - _LEFT, 0.5, svg.FAINT)
-        content += written(_LEFT - 6, y(tick) + 3, f"{tick:g}", 9, text_anchor="end")
+        content += written(_LEFT - 6, y(tick) + 3, f"{tick:g}", _SIZE, text_anchor="end")
     end = 0.0
-    for length in sorted(lengths):
-        half = svg.mono_width(str(length), 9) / 2
-        if x(length) - half > end:  # else it would cover the one before it
-            content += written(x(length), _BOTTOM + 15, str(length), 9, text_anchor="middle")
-            end = x(length) + half + 3
-    for backend, colour in colours.items():
+    for length in lengths:
+        half = svg.mono_width(str(length), _SIZE) / 2
+        if x(length) - half >= end:
+            content += written(x(length), _BOTTOM + 15, str(length), _SIZE, text_anchor="middle")
+            end = x(length) + half + _SIZE
+    for backend, line in lines.items():
         points = [(x(row.k_len), y(number(row))) for row in rows if row.backend == backend]
         path = " ".join(f"{svg.value_text(a)},{svg.value_text(b)}" for a, b in points)
-        content += element("polyline", points=path, fill="none", stroke=colour, stroke_width=2)
+        content += element("polyline", points=path, **line)
         for a, b in points:
-            content += element("circle", cx=a, cy=b, r=3, fill=colour)
-    return Piece(content, _RIGHT + 12, _BOTTOM + 35)
+            content += element("circle", cx=a, cy=b, r=3, fill=line["stroke"])
+    return Piece(content, _RIGHT + 20, _BOTTOM + 35)

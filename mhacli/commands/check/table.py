@@ -61,8 +61,9 @@ def requests_of(path: Path) -> tuple[CheckRequest, ...]:
             stated = {"target": each} if isinstance(each, str) else each
             requests.append(request_of(stated, os.path.abspath(path.parent)))
     except (UsageError, msgspec.ValidationError) as fault:
-        hint = getattr(fault, "hint", None)
-        raise UsageError(f"{place}: {fault}", hint=hint, path=str(path)) from None
+        message = fault.typed_message if isinstance(fault, UsageError) else str(fault)
+        hint = fault.typed_hint if isinstance(fault, UsageError) else None
+        raise UsageError(f"{place}: {message}", hint=hint, path=str(path)) from None
     return tuple(requests)
 
 

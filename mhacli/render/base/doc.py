@@ -109,11 +109,12 @@ class Grid:
     `allowed` is false a cell is masked.
 
     Shades reach from 0 to `top`, or for a change from −`top`. `places` are the numbers of columns
-    where names do not fit (None: from 0 on). `marked` cells have a star, and `signs` stand in place
-    of numbers, each with its style. Columns `beside` the cells are of the number of a row; those
-    with a `drop` go first. With `has_all_rows` none is left out. `smaller` gives the grid with at
-    most so many rows and columns. `taken` are the cells that were taken out, and `about` gives the
-    tooltip of a cell (None: its names and number; a cell without tooltip is not drawn).
+    where names do not fit (None: from 0 on), and `numbered` the names of rows beside these.
+    `marked` cells have a star, and `signs` stand in place of numbers, each with its style. Columns
+    `beside` the cells are of the number of a row; those with a `drop` go first. With `has_all_rows`
+    none is left out. `smaller` gives the grid with at most so many rows and columns. `taken` are
+    the cells that were taken out, and `about` gives the tooltip of a cell (None: its names and
+    number; a cell without tooltip is not drawn).
     """
 
     title: str = ""
@@ -128,6 +129,7 @@ class Grid:
     corner: str = ""
     meaning: str = ""
     places: Sequence[int] | None = None
+    numbered: Sequence[str] = ()
     marked: Array | None = None
     signs: Sequence[Sequence[tuple[str, Style]]] | None = None
     beside: Sequence[Column[int]] = ()

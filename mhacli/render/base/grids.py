@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple, assert_never
 
 import numpy as np
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.style import Style
 from rich.text import Text
 
@@ -41,11 +41,13 @@ MAX_LINES = 40
 _GAP = 2
 """The columns between grids."""
 _WIDEST_NAME = 10
-"""The most characters of a name above numbers."""
+"""The most characters of a line of a name above numbers."""
+_NAME_LINES = 5
+"""The most lines of the name of a column."""
+_NAMED_SHADE = 4
+"""The columns of a shade whose column has its name, in lines of one less."""
 _WIDEST_SHADE = 8
 """The most columns of a cell that is a shade."""
-_MAX_HEADINGS = 3
-"""The most lines of the names of columns."""
 _RULE = 3
 """The least columns of the line behind a title, with the blank before it."""
 _LEAST_NUMBER = 3
@@ -57,7 +59,7 @@ _LEAST_LABEL = 13
 @dataclass(frozen=True, eq=False)
 class _Panel:
     """A form of a grid: as numbers or as shades, with columns beside the cells; `is_whole` if it
-    needs room for whole names of columns.
+    needs room for the names of columns: above numbers on one line.
     """
 
     grid: Grid
@@ -115,6 +117,8 @@ class _Panel:
         widest weight is the largest or the smallest.
         """
         g = self.grid
+        if self.is_whole and not self.has_numbers:
+            return min(_NAMED_SHADE, _longest(g) + 1)
         if not self.has_numbers:
             return 2 if len(g.rows) <= MAX_ROWS and any(g.columns) else 1
         numbers = g.visible
@@ -132,7 +136,7 @@ class _Panel:
     def needed(self) -> int:
         """The least width of the whole grid with its title."""
         room = self.around + (_WIDEST_NAME + 2) * len(self.grid.columns)
-        return self.width(self.size(room) if self.is_whole else self.least)
+        return self.width(self.size(room) if self.is_whole and self.has_numbers else self.least)
 
     @property
     def inside(self) -> int:
@@ -174,12 +178,15 @@ def _longest(g: Grid) -> int:
 
 def _forms(g: Grid, *, has_numbers: bool, is_whole: bool = False) -> list[_Panel]:
     """The forms of a grid, the wider one first: the columns beside it that can be dropped stand
-    only beside numbers.
+    only beside numbers, and shades without room for names have numbered rows and columns.
     """
     beside = [column for column in g.beside if not column.drop]
     forms = [_Panel(g, has_numbers, beside, is_whole)]
     if has_numbers:
         forms.insert(0, _Panel(g, has_numbers, g.beside, is_whole))
+    elif g.numbered:
+        numbered = _Panel(replace(g, rows=g.numbered), has_numbers, beside)
+        forms = [_Panel(g, has_numbers, beside, is_whole=True), numbered]
     return forms
 
 
@@ -334,9 +341,14 @@ def _side_by_side(
     row: Sequence[_SizedPanel], widths: Sequence[int], screen: Screen
 ) -> Iterator[Text]:
     """The lines of some grids below their titles, each in its width."""
+    headings = [_headings(*sized) for sized in row]
+    height = max(map(len, headings))
     blocks = [
-        [*_title(sized.panel.grid, width), *_painted(sized.panel, sized.size, screen)]
-        for sized, width in zip(row, widths, strict=False)
+        [
+            *_title(sized.panel.grid, width),
+            *_painted(*sized, screen, lines + [""] * (height - len(lines))),
+        ]
+        for sized, width, lines in zip(row, widths, headings, strict=False)
     ]
     for texts in zip_longest(*blocks, fillvalue=Text()):
         line = Text(no_wrap=True)
@@ -356,15 +368,15 @@ def _title(g: Grid, width: int) -> Iterator[Text]:
         yield rule.append(" " + "─" * (width - cell_len(g.title) - 1), style="not bold dim")
 
 
-def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
-    """The names of the columns, then a line for each row, or for two as half blocks."""
+def _painted(panel: _Panel, size: int, screen: Screen, names: Sequence[str]) -> Iterator[Text]:
+    """The lines with the names of the columns, then one for each row, or for two as half blocks."""
     g = panel.grid
     label = panel.label
     beside = [*zip(panel.beside, panel.widths_beside, strict=True)]
-    *above, names = _headings(panel, size)
-    yield from (Text(" " * label + line, "dim") for line in above)
+    first, *others = names
     headings = "".join(f"{column.heading:>{width}}" for column, width in beside)
-    yield Text(f"{g.corner:<{label}}{names}{headings}", "dim")
+    yield Text(f"{g.corner:<{label}}{first}{headings}", "dim")
+    yield from (Text(" " * label + line, "dim") for line in others)
     is_halved = (
         not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
     )
@@ -390,38 +402,24 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
 
 
 def _headings(panel: _Panel, size: int) -> list[str]:
-    """The lines with the names of the columns, or where they have no room some of their numbers. A
-    name that is too long goes on in the next line.
+    """The lines of the names of the columns: names that are wider than their cells go on below; or
+    where they have no room some of their numbers.
     """
     g = panel.grid
     longest = _longest(g)
-    has_room = size > 3 or longest < size or longest <= _MAX_HEADINGS * (size - 1)
-    if not panel.has_numbers and not (longest and has_room):
+    if not panel.has_numbers and (size <= min(3, longest) or not longest):
         return [ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5)]
-    room = size - 1 - (len(panel.starred("")) if panel.has_numbers else 0)
-    names = [_wrapped(name, room) for name in g.columns]
-    height = max(map(len, names))
-    names = [[""] * (height - len(name)) + name for name in names]
-    return [
-        "".join(_in_column(panel, word, size) for word in line) for line in zip(*names, strict=True)
-    ]
-
-
-def _wrapped(name: str, room: int) -> list[str]:
-    """A name in lines of a width, at most `_MAX_HEADINGS`."""
-    lines = chop_cells(name, room) or [""]
-    rest = "".join(lines[_MAX_HEADINGS - 1 :])
-    return [*lines[: _MAX_HEADINGS - 1], *([fitted(rest, room)] if rest else [])]
-
-
-def _in_column(panel: _Panel, word: str, size: int) -> str:
-    """A word above the cells of a column: numbers end at its right edge, shades begin at its
-    left.
-    """
-    if not panel.has_numbers:
-        return word + " " * (size - cell_len(word))
-    starred = panel.starred(word)
-    return " " * (size - cell_len(starred)) + starred
+    room = size - 1
+    names = []
+    for name in g.columns:
+        if panel.has_numbers and cell_len(panel.starred(name)) <= room:
+            word = panel.starred(name)
+            names.append([" " * (size - cell_len(word)) + word])
+        else:
+            lines = chop_cells(fitted(name, room * _NAME_LINES), room)[:_NAME_LINES]
+            before = " " * panel.has_numbers
+            names.append([set_cell_size(before + line, size) for line in lines])
+    return ["".join(line) for line in zip_longest(*names, fillvalue=" " * size)]
 
 
 def _cells(

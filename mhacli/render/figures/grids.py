@@ -81,9 +81,8 @@ def grids(rows: Sequence[GridRow], side: float) -> Piece:
     first = panels[0]
     size = _cell_size(panels, side)
     is_alike = all((g.rows, g.columns) == (first.rows, first.columns) for g in panels)
-    has_names = len(panels) == 1 or (is_alike and min(size.width, size.height) >= ROOMY)
-    left = _row_names(first.rows, size.height) if has_names else Piece()
-    top = _column_names(first.columns, size.width) if has_names else Piece()
+    left = _row_names(first.rows, size.height) if is_alike else Piece()
+    top = _column_names(first.columns, size.width) if is_alike else Piece()
     above = top.height + (_SIZE + 5 if any(g.title for g in panels) else 0.0)
     label = max(mono_width(f"{row.name}  ", _SIZE) if row.name else 0.0 for row in rows)
     start = max(label + left.width, mono_width(f"{first.corner} ", _SIZE))

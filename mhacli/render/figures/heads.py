@@ -36,7 +36,7 @@ from mhacli.render.heads.table import types_of
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-from .grids import GridRow, grids, legend
+from .grids import ROOMY, GridRow, grids, legend
 from .svg import document
 
 
@@ -54,8 +54,6 @@ _SIZES = (
     _Size(160, 84.0, 64),
     _Size(inf, 48.0, 32),
 )
-_NAMED = 75
-"""The most rows and columns with the names of tokens; more have positions."""
 _WIDEST = 80
 """The most characters of a text that are shown."""
 _KEEP = "--keep pattern keeps them, --keep-limit makes room"
@@ -82,7 +80,7 @@ def heads_figure(
     panels = []
     for head, cells in zip(heads, maps, strict=True):
         g = grid_of(cells, "", scale=scale, top=top, digits=options.precision)
-        panels.append(_with_words(g, head, cells, is_single=len(heads) == 1))
+        panels.append(_with_words(g, head, cells, size.side, is_single=len(heads) == 1))
     block = max(cells.block for cells in maps)
     return document(
         _title(record, heads, sequence),
@@ -154,14 +152,17 @@ def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> 
     return finest.of_rows(rows, -(-finest.weights.shape[1] // most))
 
 
-def _with_words(g: Grid, head: DrawableHead, cells: HeadMap, *, is_single: bool) -> Grid:
-    """The grid of a head with its axes and tooltip, and positions where there are too many names.
-    One of several has its number and the sign of its type as its title.
+def _with_words(
+    g: Grid, head: DrawableHead, cells: HeadMap, side: float, *, is_single: bool
+) -> Grid:
+    """The grid of a head with its axes and tooltip, and positions where names have no room. One of
+    several has its number and the sign of its type as its title.
     """
     statistics = head.statistics
+    is_roomy = side // max(g.values.shape) >= ROOMY
 
     def names(axis: int, tokens: Sequence[str]) -> Sequence[str]:
-        if len(tokens) <= _NAMED:
+        if is_roomy or (axis == QUERY and cells.rows is not None):
             return tokens
         return [str(cells.places(axis, cell).start) for cell in range(len(tokens))]
 

@@ -141,19 +141,6 @@ _ABOUT = 11.0
 """The size of the lines below the title."""
 
 
-def embedded(piece: Piece) -> str:
-    """A piece as a picture within a page, whose first heading is its title."""
-    return element(
-        "svg",
-        element("style", _STYLE),
-        element("g", piece.content),
-        width=piece.width,
-        height=piece.height,
-        viewBox=f"0 0 {value_text(piece.width)} {value_text(piece.height)}",
-        role="img",
-    )
-
-
 def document(
     title: str,
     body: Sequence[Piece],
@@ -177,23 +164,35 @@ def document(
     whole = stacked(pieces, _GAP)
     width = max(width, whole.width) + 2 * _MARGIN
     height = whole.height + 2 * _MARGIN
-    root = element(
-        "svg",
+    content = [
         element("title", escaped(title), id="title"),
         element("desc", escaped(". ".join(caption or about or [title])), id="desc"),
         element("metadata", escaped(json.dumps(metadata))),
         element("style", _STYLE),
         rectangle(0, 0, width, height, PAPER),
         placed(whole, _MARGIN, _MARGIN),
-        xmlns="http://www.w3.org/2000/svg",
-        width=width,
-        height=height,
-        viewBox=f"0 0 {value_text(width)} {value_text(height)}",
-        role="img",
-        aria_labelledby="title desc",
-        font_family=MONO,
-    )
+    ]
+    root = picture(Piece("".join(content), width, height), aria_labelledby="title desc")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{root}\n'
+
+
+def picture(piece: Piece, **more: Any) -> Html:
+    """A piece as an element of its size, which can stand alone."""
+    content, width, height = piece.content, piece.width, piece.height
+    box = f"0 0 {value_text(width)} {value_text(height)}"
+    return Html(
+        element(
+            "svg",
+            content,
+            xmlns="http://www.w3.org/2000/svg",
+            width=width,
+            height=height,
+            viewBox=box,
+            role="img",
+            font_family=MONO,
+            **more,
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------------- images

@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, assert_never
 
 import numpy as np
-from rich.cells import set_cell_size
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -25,7 +24,7 @@ from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import LayerView, Record
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.format import fitted, flowing, token_at, token_text
-from mhacli.render.base.grids import MASKED, MAX_ROWS, Form, grids
+from mhacli.render.base.grids import MASKED, Form, grids
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, usual_scale
 from mhacli.render.base.terminal import table
@@ -485,10 +484,7 @@ def _pattern_grid(
     whole = grid_of(cells, title, scale=scale, top=top, digits=options.precision)
     strongest = np.where(whole.allowed, whole.values, -1).argmax(axis=1)
     n_rows, n_columns = whole.values.shape
-    if n_columns > MAX_ROWS and cells.rows is None:  # columns are numbered where they are narrow
-        names = _numbered_rows(cells)
-    else:
-        names = [fitted(name, _WIDEST) for name in whole.rows]
+    names = [fitted(name, _WIDEST) for name in whole.rows]
 
     def smaller(n_lines: int, n_cells: int) -> Grid:
         if cells.rows is None:
@@ -499,6 +495,7 @@ def _pattern_grid(
     return replace(
         whole,
         rows=names,
+        numbered=_numbered(cells) if cells.rows is None else names,
         corner="query",
         marked=(strongest[:, None] == range(n_columns)) & whole.allowed & np.isfinite(whole.values),
         beside=[*_beside(cells, options.precision)],
@@ -525,22 +522,20 @@ def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
 
 
 def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) -> Grid:
-    """The cells or blocks of a map. A row has the name and the position of its first query."""
+    """The cells or blocks of a map."""
     whole = grid_of(cells, title, scale=scale, digits=options.precision)
     columns = whole.columns if cells.block == 1 else [""] * len(whole.columns)
-    return replace(whole, rows=_numbered_rows(cells), columns=columns)
+    return replace(whole, rows=_numbered(cells), columns=columns, corner="query")
 
 
-def _numbered_rows(cells: HeadMap) -> list[str]:
-    """The name and the position of the first query of each row."""
-    names = []
-    for row in range(len(cells.weights)):
-        place = cells.places(QUERY, row).start
-        room = _NAME - len(str(place))
-        names.append(
-            set_cell_size(fitted(token_text(cells.queries, place), room - 1), room) + str(place)
-        )
-    return names
+def _numbered(cells: HeadMap) -> list[str]:
+    """The position and the name of the first query of each row."""
+    places = [cells.places(QUERY, row).start for row in range(len(cells.weights))]
+    digits = len(str(max(places, default=0)))
+    room = _NAME - 1 - digits
+    return [
+        f"{place:>{digits}} {fitted(token_text(cells.queries, place), room)}" for place in places
+    ]
 
 
 def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:

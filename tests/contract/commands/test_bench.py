@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.browser import contrasts_of, opened, overlaps_of
 from support.mha import Ended, run
 from torch.overrides import TorchFunctionMode
 
@@ -168,6 +169,53 @@ def test_picture_and_page_are_those_of_the_run(folder: Path, direction: str) -> 
     n_timed = sum(row["median_s"] is not None for row in rows)
     page = (folder / f"{direction}.html").read_text()
     assert page.count("<circle") == 2 * n_timed, "a time and a rate"
+
+
+SHAPES = """(elements) => elements.map((e) => {
+  const box = e.getBoundingClientRect(), outer = e.closest(".scroll").getBoundingClientRect();
+  const style = getComputedStyle(e);
+  return [box.left - outer.left, outer.right - box.right,
+    [style.stroke, style.strokeDasharray].join()];
+})"""
+"""The distance of shapes from the sides of the box in which they scroll, and their strokes."""
+
+
+@pytest.fixture(scope="module")
+def plotted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
+    """The page of backends that need more lines than there are colours, and their number."""
+    backends = "explicit,sdpa,math,flash,torch-mha,torch-mha-weights"
+    words = ("--lengths", "2..1k", "--backends", backends, "--heads", "2", "--d-head", "4")
+    place = tmp_path_factory.mktemp("plotted")
+    done = run(place, "bench", *words, *ON_CPU, "--html", "all.html", "--json")
+    n_timed = len({row["backend"] for row in done.json["rows"] if row["median_s"] is not None})
+    return (place / "all.html").read_text(), n_timed
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_plots_of_all_backends_can_be_read_on_a_phone_and_in_the_dark(
+    plotted: tuple[str, int], tmp_path: Path, width: int, scheme: str
+) -> None:
+    html, n_timed = plotted
+    with opened(tmp_path, html, size=(width, 900), scheme=scheme) as tab:
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert overlaps_of(tab, "svg text") == []
+        shapes = tab.locator("svg :is(text, polyline, circle)").evaluate_all(SHAPES)
+        assert len(shapes) > 4 * n_timed
+        assert min(shape[0] for shape in shapes) >= 0
+        assert min(shape[1] for shape in shapes) >= 0
+        lines = tab.locator("svg polyline").evaluate_all(SHAPES)
+        assert len({line[2] for line in lines}) == n_timed == 6
+        paint = "(all, name) => all.forEach((e) => e.style.color = getComputedStyle(e)[name])"
+        tab.locator("svg text").evaluate_all(paint, "fill")
+        assert min(contrasts_of(tab, "svg text")) >= 4.5
+        strokes = tab.locator("svg polyline").evaluate_all(
+            "(all) => all.map((e) => getComputedStyle(e).stroke)"
+        )
+        texts = "(all, strokes) => strokes.map((s, i) => all[i % all.length].style.color = s)"
+        tab.locator("svg text").evaluate_all(texts, [*dict.fromkeys(strokes)])
+        assert min(contrasts_of(tab, "svg text")) >= 3
 
 
 @pytest.mark.real

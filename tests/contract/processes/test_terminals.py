@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unicodedata import east_asian_width
 
 import pyte
 import pytest
@@ -157,6 +158,61 @@ def test_a_terminal_of_ten_columns_and_three_rows_shows_every_word(folder: Path)
         env = {"TERM": "dumb", "COLUMNS": None}
         shown = run(folder, *words, env=env, terminal=(10, 3)).stdout
         assert set(re.findall(r"\w+", shown)) >= WORDS
+
+
+LONG = (
+    "international organisations interrogated interns internationally about multihead attention"
+    " mechanisms which internalise interesting things inside"
+)
+FOURTEEN = (
+    "the cat sat on the mat while a small dog slept in the sun",
+    LONG,
+    "猫 小狗 全角文字 " * 4,
+)
+
+
+def in_columns(line: str) -> str:
+    """The line with a character for each column of a terminal: a wide one with a blank before."""
+    return "".join(f"\0{c}" if east_asian_width(c) in "WF" else c for c in line)
+
+
+def columns_named(printed: str) -> list[str]:
+    """The names above the first grid of numbers, each read downward within its column."""
+    lines = printed.splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("query"))
+    (row, *_) = (at for at in range(begin, len(lines)) if re.search(r" \.\d", lines[at]))
+    ends = [found.end() for found in re.finditer(r"\d?\.\d+[ *]", in_columns(lines[row]))]
+    size = ends[1] - ends[0]
+    above = [in_columns(line) for line in lines[begin:row]]
+    return ["".join(line[end - size : end].strip(" \0") for line in above) for end in ends]
+
+
+@pytest.mark.parametrize("terminal", [None, SCREEN])
+@pytest.mark.parametrize("text", FOURTEEN)
+def test_every_word_above_fourteen_columns_can_be_read_in_eighty(
+    mha: Mha, text: str, terminal: tuple[int, int] | None
+) -> None:
+    layer = ("--heads", "4", "--d-model", "8", "--repeat", "1", "--view", "matrix")
+    printed = mha("run", text, *layer, terminal=terminal, env={"TERM": "dumb"}).stdout
+    names = [name.replace("\0", "") for name in columns_named(printed)]
+    assert 8 <= len(names) <= 14
+    assert names == text.split()[: len(names)]
+
+
+@pytest.mark.parametrize("n_tokens", [20, 40])
+def test_columns_without_room_for_names_have_the_numbers_of_rows(mha: Mha, n_tokens: int) -> None:
+    words = [f"w{place}" for place in range(n_tokens)]
+    layer = ("--heads", "1", "--d-model", "8", "--repeat", "1", "--scale", "1e9", "--causal")
+    lines = mha("run", " ".join(words), *layer).stdout.splitlines()
+    rows = [line.split()[:2] for line in lines if re.match(r" *\d+ w\d", line)][:n_tokens]
+    assert rows == [[str(place), word] for place, word in enumerate(words)]
+    (first,) = (line for line in lines if line.startswith(" 0 w0"))
+    (heading,) = (line for line in lines if line.startswith("query"))
+    begin = first.index("█")
+    size = first.count("█")
+    numbers = [(int(found[0]), found.start()) for found in re.finditer(r"\d+", heading)]
+    assert len(numbers) >= n_tokens // 10
+    assert all(at == begin + size * number for number, at in numbers)
 
 
 # ----------------------------------------------------------------------------------------- encoding

@@ -285,7 +285,7 @@ def test_a_heat_map_of_a_long_text_shows_the_means_of_its_blocks(mha: Run) -> No
     shown = mha(
         "show", saved("long"), "--view", "heatmap", "--head", "0", env={"COLUMNS": "160"}
     ).stdout
-    rows = re.findall(r"^w\d+ +(\d+) ([·░▒▓█]+)$", shown, re.MULTILINE)
+    rows = re.findall(r"^ *(\d+) w\d+ +([·░▒▓█]+)$", shown, re.MULTILINE)
     places = [int(place) for place, _ in rows]
     (block,) = set(np.diff(places))
     weights = pattern("long")[0, 0]

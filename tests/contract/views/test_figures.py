@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from support.browser import opened, overlaps_of
 from support.records import SHOWN, bias, document, pattern, saved, short, tokens
 from support.svg import SVG, Shape, brightness, cells, shapes, texts
 
@@ -38,6 +39,25 @@ def figure(mha: Run, tmp_path: Path) -> Run:
         return (tmp_path / "figure.svg").read_text()
 
     return draw
+
+
+# ------------------------------------------------------------------------------------------- labels
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("n_tokens", "n_heads"), [(14, 4), (30, 4), (30, 1), (300, 4), (300, 1)])
+def test_no_label_covers_another_and_every_map_has_an_axis(
+    mha: Run, tmp_path: Path, n_tokens: int, n_heads: int
+) -> None:
+    words = " ".join(f"international{place}" for place in range(n_tokens))
+    layer = ("--heads", str(n_heads), "--d-model", "8", "--repeat", "1", "--view", "none")
+    mha("run", words, *layer, "--svg", "figure.svg")
+    svg = (tmp_path / "figure.svg").read_text()
+    labels = [text for text in texts(svg) if re.fullmatch(r"(international)?\d+", text)]
+    assert len(labels) >= 2 * (n_heads + 1)
+    assert any(re.search(r"(linear|log), .+ … ", text) for text in texts(svg))
+    with opened(tmp_path, svg.partition("?>")[2], size=(1280, 1000)) as tab:
+        assert overlaps_of(tab, "svg text") == []
 
 
 # ----------------------------------------------------------------------------------------- one head

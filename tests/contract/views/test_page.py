@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.browser import contrasts_of, opened
+from support.browser import contrasts_of, opened, overlaps_of
 from support.html import Html
 from support.mha import run
 from support.records import SHOWN, document, pattern, saved, scanned, short, tokens
@@ -556,31 +556,6 @@ def test_no_name_of_a_row_or_column_covers_another(show: Open, width: int) -> No
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_plots_of_a_benchmark_fit_on_a_narrow_screen(tmp_path: Path, scheme: str) -> None:
-    run(
-        tmp_path,
-        "bench",
-        "--lengths",
-        "8..64",
-        "--repeat",
-        "1",
-        "--budget",
-        "0.01",
-        "--html",
-        "b.html",
-    )
-    page = (tmp_path / "b.html").read_text()
-    with opened(tmp_path, page, size=(390, 900), scheme=scheme) as tab:
-        edges = tab.locator("svg").evaluate_all(
-            "(all) => all.map((e) => e.getBoundingClientRect().right)"
-        )
-        assert len(edges) == 2
-        assert max(edges) <= 390 - 12
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-@pytest.mark.real
 def test_everything_is_reached_from_the_keyboard(show: Open) -> None:
     with show("gpt2") as page:
         name = (
@@ -621,6 +596,30 @@ def test_every_text_can_be_read_in_both_schemes_and_one_can_be_chosen(
         assert page.tab.evaluate(ground) != by_system
         page.set("radio", "auto")
         assert page.tab.evaluate(ground) == by_system
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("text", ["words", "long words", "many words"])
+def test_no_label_covers_another(tmp_path: Path, text: str, width: int) -> None:
+    words = {
+        "words": "the cat sat on the mat while a small dog slept in the sun",
+        "long words": " ".join(f"internationally{place}interesting" for place in range(14)),
+        "many words": " ".join(f"w{place % 23}" for place in range(300)),
+    }[text]
+    layer = ("--heads", "2", "--d-model", "8", "--repeat", "1", "--view", "none")
+    run(tmp_path, "run", words, *layer, "--html", "page.html")
+    last = len(words.split()) - 1
+    html = (tmp_path / "page.html").read_text()
+    with opened(tmp_path, html, size=(width, 900), scheme="dark") as tab:
+        tab.wait_for_selector("html[data-ready=true]", state="attached")
+        page, labels = Tab(tab), "#plot :is(.names, .corner) span"
+        for query, key in ((0, 0), (last // 2, last // 2 - 1), (last, last)):
+            tab.evaluate(f"location.hash = '#query={query}&key={key}'")
+            page.wait_for_picture()
+            assert overlaps_of(tab, labels) == []
+            assert tab.locator(labels).locator("visible=true").count() >= 4
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.real

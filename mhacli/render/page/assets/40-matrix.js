@@ -1,7 +1,7 @@
 // The chosen head as a picture that scrolls under the names of its rows and columns. Places are
 // numbers of cells, which the style sheet turns into pixels.
 
-const NAMED = 12, NUMBERED = 30, MAX_CELL = 76, LETTER = 7, STRIP = 44;
+const NAMED = 12, NUMBERED = 30, MAX_CELL = 76, LETTER = 7, STRIP = 44, SPARE = 3;
 let layout = {};
 
 // Beside the plot: of each row what sinks had that were taken out, and what a sink logit takes.
@@ -32,7 +32,7 @@ function layOut() {
   const lengths = (side) => range(0, sizeOf(side)).map((cell) => cellName(side, cell).length);
   const longest = (side) => Math.max(...lengths(side)) * LETTER;
   const named = {
-    left: Math.min(36 + longest("query"), 150, area / 3), top: Math.min(12 + longest("key"), 110),
+    left: Math.min(36 + longest("query"), 150, area / 3), top: Math.min(20 + longest("key"), 118),
   };
   const ticked = { left: 16 + Math.min(80, area / 6), top: 26 };
   const fit = ({ left, top }) => fittingCells(map, area - left - reserved, height - top - 8);
@@ -41,7 +41,7 @@ function layOut() {
   if (isSmall(cells)) cells = fit(ticked);
   cells = cells.map((size) => size * zoom);
   const [wide, high] = cells, isNamed = !isSmall(cells);
-  const isFlat = isNamed && longest("key") + 6 <= wide;
+  const isFlat = isNamed && longest("key") + 10 <= wide;
   const { left, top } = isNamed ? named : ticked;
   layout = { wide, high, left, top: isFlat ? ticked.top : top, height, isNamed, isFlat };
 }
@@ -169,10 +169,19 @@ function cellInView() {
   return { side: "cell", row: cellOf(choice.query), column: cellOf(choice.key) };
 }
 
+// Names keep a plate's width, and the readout has the number. Labels below a plate are hidden.
 function drawPlate(plate, side, cell) {
   plate.hidden = cell === undefined;
-  if (plate.hidden) return;
-  const name = cellName(side, cell);
-  plate.textContent = chosen.map.block > 1 ? name : `${cell} ${name}`;
-  plate.style.setProperty("--at", cell);
+  if (!plate.hidden) {
+    const name = cellName(side, cell);
+    plate.textContent = layout.isNamed || chosen.map.block > 1 ? name : `${cell} ${name}`;
+    plate.style.setProperty("--at", cell);
+  }
+  const box = plate.getBoundingClientRect();
+  for (const name of plate.previousElementSibling.querySelectorAll(":not(.mark)")) {
+    const { left, right, top, bottom } = name.getBoundingClientRect();
+    const [x, y] = [Math.min(right, box.right) - Math.max(left, box.left),
+      Math.min(bottom, box.bottom) - Math.max(top, box.top)];
+    name.style.visibility = Math.min(x, y) > SPARE ? "hidden" : "";
+  }
 }

@@ -107,7 +107,7 @@ def require_escaped(*texts: str, may_lack: bool = False) -> None:
     for text in texts:
         assert not obeyed_or_hidden(text), ascii(text)
         assert not re.search("^mha: error", text, re.MULTILINE)
-        for mark in re.findall("«([^«…\n]*)", text):
+        for mark in re.findall("«([^«… \n]*)", text):
             n_marks += 1
             assert SHOWN.startswith(mark[: len(SHOWN)]), ascii(mark)
     assert n_marks or may_lack
