@@ -143,9 +143,9 @@ def require_in_config(
     """Raises `UsageError`, before weights are looked at, for heads or layers that no layer of a
     local checkpoint has according to its config. `subject` says what names them.
     """
-    from mhacli.models.folder import config_of, size_of
+    from mhacli.models.folder import read_config, size_of
 
-    config = {} if model.path is None else config_of(model.path)
+    config = {} if model.path is None else read_config(model.path)
     stacks = ("self", "encoder", "decoder") if kind is None else (kind,)
     count = max(size_of(config, size, stack) or 0 for stack in stacks)
     for index in indices or ():

@@ -82,14 +82,15 @@ def checkpoint_path(path: str) -> str:
     return os.path.join(os.path.dirname(package.origin), "model")
 
 
-def config_of(path: str) -> Mapping[str, Any]:
+def read_config(path: str) -> Mapping[str, Any]:
     """The config of a checkpoint in a folder, whose weights may be damaged; empty for the id of one
     on a hub. Raises `MhaError` as `read_checkpoint`.
     """
     if is_hub_id(path):
         return {}
     folder = checkpoint_path(path)
-    return (os.path.isdir(folder) and _json(folder, CONFIG)) or read_checkpoint(path).config
+    config = _json(folder, CONFIG) if os.path.isdir(folder) else {}
+    return config or read_checkpoint(path).config
 
 
 def read_checkpoint(path: str) -> Checkpoint:
@@ -262,7 +263,8 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
                 " safetensors"
             ),
         )
-    if (len(stored) > 1 and INDEX not in names) or not (stored or _has_config_alone(folder)):
+    are_shards_known = len(stored) < 2 or INDEX in names
+    if not are_shards_known or not (stored or _has_config_alone(folder)):
         hint = f"a folder with only {CONFIG} and a tokenizer gets random weights"
         raise _without_weights(folder, stored or names, hint)
     return {name: _real(folder, name) or "" for name in stored}
