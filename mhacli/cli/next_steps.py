@@ -83,7 +83,8 @@ def _again(name: str, *, without: Iterable[str] = ()) -> tuple[str, ...] | None:
         whole = [word]
         if declared is not None and "=" not in word and not declared.is_switch:
             whole.append(next(rest))
-        is_clear = declared is not None or not word.startswith("-")
+        # a text such as `my.py:GPT` is code for other commands
+        is_clear = declared is not None or not (word.startswith("-") or ".py" in word)
         is_safe = "-" not in whole and all(map(str.isprintable, whole))
         if not (is_clear and is_safe) or (field in inputs and field not in known):
             return None

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from time import monotonic
 from typing import Annotated
 
-from mhacli.cli.console import flush, loading_torch, note, progress, stderr_line
+from mhacli.cli.console import flush, loading_torch, note, progress, require_folder, stderr_line
 from mhacli.cli.output import Output, print_record, require_output, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
@@ -52,6 +52,7 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
             hint="--workers N uses this machine, --ray auto a cluster",
         )
     require_output(request.view, output, has_effects=request.effect)
+    require_folder()
     require_folder_writable(request.out)
     documents(request.sources, request.form)
     local_checkpoint(request.model)

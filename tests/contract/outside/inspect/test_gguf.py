@@ -67,7 +67,7 @@ def test_a_quantized_file_is_widened_and_its_first_line_says_so(mha: Any, tmp_pa
 def test_a_folder_with_one_file_is_that_file(mha: Any, tmp_path: Path, tiny: Path) -> None:
     (tmp_path / "folder").mkdir()
     shutil.move(tiny, tmp_path / "folder")
-    assert "tiny.gguf (dequantized)" in mha("run", TEXT, "--model", "folder", env=WIDE).stdout
+    assert "tiny.gguf · dequantized" in mha("run", TEXT, "--model", "folder", env=WIDE).stdout
 
 
 def test_of_several_files_in_a_folder_all_are_listed(mha: Any, tmp_path: Path) -> None:
