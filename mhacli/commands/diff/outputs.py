@@ -104,11 +104,9 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
         if name in ran_again:
             continue
         shape = (1, *info.shape) if len(info.shape) == 2 else info.shape
-        own = [place for place in a.entries if place.name == name and place.site != "embedding"]
+        own = _own_places(a, name)
         place = _place(a, own, shape, named, {place.key for place in entries})
-        for replaced in own:
-            if replaced.is_mapped and replaced != place:
-                del a.entries[replaced]
+        _leave_out_names(a, own, place)
         if place is not None:
             stored = _stored(path, info, shape, a, place)
             dtypes.append(stored.dtype)
@@ -124,6 +122,18 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
         for place, (whole, heads) in a.rounding.items():
             b.rounding[place] = Relative(whole * ratio, [head * ratio for head in heads])
     return b
+
+
+def _own_places(a: Computed, name: str) -> list[ModelPlace]:
+    """The places of a module of A, without the embedding that it reads."""
+    return [place for place in a.entries if place.name == name and place.site != "embedding"]
+
+
+def _leave_out_names(a: Computed, own: Sequence[ModelPlace], best: ModelPlace | None) -> None:
+    """Leaves out what A has at a name alone, where its module is compared at the `best` place."""
+    for place in own:
+        if place.is_mapped and place != best:
+            del a.entries[place]
 
 
 def _place(
