@@ -729,11 +729,13 @@ def _settings_of(module: nn.Module) -> frozenset[tuple[str, object]]:
 
 
 def _contents(tensor: Tensor) -> object:
-    """What is equal for equal tensors alone, whose numbers are in memory."""
-    if tensor.is_meta or tensor.layout != torch.strided:
-        return tensor.shape
-    numbers = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-    return tensor.shape, blake2b(numbers.tobytes()).digest()
+    """What two tensors have in common only if they are equal: the digest of their numbers, or where
+    these have no bytes of their own the tensor itself.
+    """
+    if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
+        return id(tensor)
+    numbers = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return tensor.shape, tensor.dtype, blake2b(numbers.numpy().tobytes()).digest()
 
 
 # --------------------------------------------------------------------------------------- the report
