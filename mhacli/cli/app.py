@@ -3,6 +3,7 @@ returns exit codes.
 """
 
 import errno
+import importlib
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ from mhacli.io.memory import gc_paused
 
 from .console import discard_stdout, flush, print_error, require_stdout, write
 from .help import Answer, answering_flag, command_help, help_flags, program_help
-from .parameters import command_named, read_by_typer, with_signature
+from .parameters import Command, read_by_typer, with_signature
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Show attention": {
@@ -198,7 +199,10 @@ def _program() -> Callable[..., None]:
 
 def _function(name: str, *, with_other_names: bool) -> Callable[..., Callable[[], None]]:
     """The function that Typer calls with the options of a command, whose module is imported."""
-    command = command_named(name)
+    module = importlib.import_module(f"mhacli.commands.{name}")
+    if hasattr(module, "__path__"):  # a folder
+        module = importlib.import_module(f"mhacli.commands.{name}.command")
+    command: Command = getattr(module, name)
     text = partial(command_help, name, COMMANDS[name], command)
     flags = help_flags(short=partial(text, everything=False), whole=partial(text, everything=True))
     return read_by_typer(command, flags, with_other_names=with_other_names)

@@ -16,7 +16,7 @@ from mhacli.settings import Computation, Reading
 from mhacli.text.numbers import shown
 
 from .console import stdout_width, write
-from .parameters import command_named, declarations, option_names
+from .parameters import declarations, option_names, running_command
 from .source import record_command
 
 
@@ -62,20 +62,26 @@ def _steps(name: str, record: Record, options: ViewOptions) -> Iterator[NextStep
             yield from _shown_head(record, options)
 
 
-def _again(name: str, *, without: Iterable[str] = ()) -> tuple[str, ...] | None:
-    """The words that make `mha NAME` read and compute the same as this command, `without` the
-    options of some fields. None if it lacks an option of these, if stdin was read, and where a word
-    may be read in two ways or cannot be printed.
+_INPUTS = (Computation, Reading)
+"""What decides what is computed."""
+
+
+def _again(
+    name: str, *, takes: Iterable[type] = _INPUTS, without: Iterable[str] = ()
+) -> tuple[str, ...] | None:
+    """The words that make `mha NAME`, which `takes` these groups of settings, read and compute the
+    same as this command, `without` the options of some fields. None if it lacks an option of these,
+    if stdin was read, and where a word may be read in two ways or cannot be printed.
     """
-    _, here, *words = record_command()
+    _, _, *words = record_command()
     named = {
         one: each
-        for each in command_named(here).settings
+        for each in running_command().settings
         for names in option_names(each)
         for one in names.split("/")
     }
-    inputs = {each.field for group in (Computation, Reading) for each in declarations(group)}
-    known = {each.field for each in command_named(name).settings}
+    inputs = {each.field for group in _INPUTS for each in declarations(group)}
+    known = {each.field for group in takes for each in declarations(group)}
     kept, rest = [name], iter(words)
     for word in rest:
         declared = named.get(word.partition("=")[0]) if word.startswith("-") else None
@@ -107,7 +113,7 @@ def _trace_of_a_cell(record: Record, options: ViewOptions) -> Iterator[NextStep]
         and (record.context is not None or cell.key != cell.query)
         and (record.model is None or cell.key > 0)
     ]
-    words = _again("trace", without=("layers",))
+    words = _again("trace", takes=(Computation,), without=("layers",))
     if not cells or words is None:
         return
     cell, head = max(cells, key=lambda each: each[0].share)

@@ -7,7 +7,6 @@ reads, and what was typed fills the groups. A parameter annotated with
 A parameter whose default is a `setting` is an option of this command alone.
 """
 
-import importlib
 import inspect
 import math
 import re
@@ -72,13 +71,12 @@ class Command:
     perform: Callable[[Mapping[str, Any]], None]
 
 
-def command_named(name: str) -> Command:
-    """The command of a name, whose module is imported."""
-    module = importlib.import_module(f"mhacli.commands.{name}")
-    if hasattr(module, "__path__"):  # a folder
-        module = importlib.import_module(f"mhacli.commands.{name}.command")
-    command: Command = getattr(module, name)
-    return command
+_running = list[Command]()
+
+
+def running_command() -> Command:
+    """The command that was called last."""
+    return _running[-1]
 
 
 def declarations(group: type) -> list[Declaration]:
@@ -121,9 +119,11 @@ def command(
 
         def perform(given: Mapping[str, Any]) -> None:
             require_fitting(given, options, None if modes is None else modes(given))
+            _running[:] = [made]
             call(given)
 
-        return Command(examples, tuple(sorted(declared, key=_place_of_panel)), perform)
+        made = Command(examples, tuple(sorted(declared, key=_place_of_panel)), perform)
+        return made
 
     return spread
 
