@@ -122,6 +122,13 @@ class Record(Shown):
         object.__setattr__(self, "effects", EffectTable(self.effects))
 
     @property
+    def scan(self) -> CorpusSummary | None:
+        """The documents whose means its heads have; None for a record of texts, such as the example
+        of a scan, whose `corpus` names its document alone.
+        """
+        return self.corpus if self.corpus is not None and self.corpus.heads else None
+
+    @property
     def words_of_random(self) -> str:
         """What is said of random weights, or of the random embedding of a layer; empty for those of
         a file and for a module of the user.

@@ -73,7 +73,7 @@ def texts_read(record: Record) -> list[str]:
     tokens"]`; for a corpus the number of documents, the devices if there are several, and the
     example.
     """
-    corpus = record.corpus
+    corpus = record.scan
     lengths = lengths_in_words(record.sequences)
     if corpus is None:
         parts = [*record.files, lengths]

@@ -133,7 +133,7 @@ class _Content:
 
     def remarks(self) -> list[Text]:
         """The line above the table."""
-        more = "--all, --sort" if self.record.corpus else "--all, --layer N, --sort"
+        more = "--all, --sort" if self.record.scan else "--all, --layer N, --sort"
         return [Text(f"{self.remark} ({more})", "dim")] if self.remark else []
 
     def header(self) -> RenderableType:
@@ -304,8 +304,8 @@ def _strong_cells(content: _Content) -> Iterator[RenderableType]:
     is_chosen = options.layers is not None or options.heads is not None
     if not is_chosen or len(content.listed) > MAX_DRAWN:
         return
-    if record.corpus is not None:
-        cells = cells_table(record.corpus, content.layers, content.listed)
+    if record.scan is not None:
+        cells = cells_table(record.scan, content.layers, content.listed)
         yield Group(*table(cells, screen.width))
     elif content.has_all:
         for layer in content.layers:
@@ -355,7 +355,7 @@ def listed_heads(
     sort = effects[0] if effects and options.sort == "head" else options.sort
     ordered = in_order(heads, sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
-    ranked = MAX_RANKED if record.corpus is None else MAX_OF_CORPUS
+    ranked = MAX_RANKED if record.scan is None else MAX_OF_CORPUS
     limit = MAX_LISTED if n_layers == 1 else ranked
     is_table = any(head.control is not None for head in heads)  # requested: all are shown
     if options.everything or is_table or len(ordered) <= limit:
@@ -373,11 +373,11 @@ def _sinks(content: _Content) -> Text:
     """The sink keys of all chosen heads."""
     record = content.record
     layers = content.layers
-    if record.corpus is not None:
-        n_documents = record.corpus.n_documents
+    if record.scan is not None:
+        n_documents = record.scan.n_documents
         tokens = [
             SinkOfHead(f"“{token_label(sink.token)}”", sink.documents / n_documents, name)
-            for name, head in _by_key(record.corpus, layers).values()
+            for name, head in _by_key(record.scan, layers).values()
             for sink in head.sinks
         ]
         width = content.screen.width
@@ -586,11 +586,11 @@ def corpus_tables(
     screen: Screen,
 ) -> Iterator[RenderableType]:
     """The spread of statistics over documents, and the effect of removing heads; nothing for a
-    record of no corpus.
+    record of no scan.
     """
-    if record.corpus is None:
+    if record.scan is None:
         return
-    heads = _by_key(record.corpus, layers)
+    heads = _by_key(record.scan, layers)
     of_table = [heads[head_key(head)] for head in listed]
     spreads = _spreads([*_rows(of_table, map(_statistic_of_type, listed))])
     yield Group(*table(spreads, screen.width, "interval: bootstrap of the mean"))

@@ -220,10 +220,10 @@ def _notes(
     """What was not learned, merged, hidden, left out or not verified."""
     if record.words_of_random:
         yield record.words_of_random
-    if record.corpus is not None:
+    if record.scan is not None:
         yield (
-            f"patterns of one document, {visible(record.corpus.example_named)}; types and"
-            f" statistics are means over {count_of(record.corpus.n_documents, 'document')}"
+            f"patterns of one document, {visible(record.scan.example_named)}; types and"
+            f" statistics are means over {count_of(record.scan.n_documents, 'document')}"
         )
     if options.words:
         yield WORDS_CAPTION

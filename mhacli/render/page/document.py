@@ -115,8 +115,8 @@ def _title(record: Record) -> tuple[str, str]:
         return f"{what} over random rows", ""
     if is_a(record, CheckpointRecord):
         what += f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
-    if record.corpus is not None:
-        return f"{what}: {count_of(record.corpus.n_documents, 'document')}", ""
+    if record.scan is not None:
+        return f"{what}: {count_of(record.scan.n_documents, 'document')}", ""
     if len(record.sequences) > 1:
         what += f" over {len(record.sequences)} texts"
     words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
@@ -138,7 +138,7 @@ def _top(record: Record, title: tuple[str, str]) -> list[Html]:
 
 def _documents(record: Record, options: ViewOptions) -> Html:
     """The distributions of statistics and effects over a corpus; empty without one."""
-    if record.corpus is None:
+    if record.scan is None:
         return Html("")
     layers = chosen_layers(record, options)
     heads = chosen_heads(record, options)

@@ -128,7 +128,7 @@ def head_statistics(
         return {} if place is None or row.baseline else {"data_head": str(place)}
 
     over = "all queries that see a key, of all sequences"
-    if record.corpus is not None:
+    if record.scan is not None:
         over = "documents; in each, over all queries that see a key"
     content = heads_table(record, in_order(rows, options.sort), exact)
     content = replace(content, title=f"means over {over}")

@@ -22,6 +22,8 @@ from support import checkpoints
 from support.mha import PATIENCE_S, environment, forked, run, start
 from support.scans import corpus_file, digests, has, rows_of, sentences
 
+import mhacli
+
 N_DOCUMENTS, UNIT = 18, 16
 """The documents of the corpus, and those of a unit."""
 LAYER = ("--layer", "1")
@@ -88,6 +90,17 @@ def test_documents_that_are_added_at_the_end_are_computed(
     )
     mha(*words("out"))
     assert digests(place / "out") == digests(made / "whole")
+
+
+def test_an_example_is_shown_as_the_record_of_its_text(mha: Mha, finished: Path) -> None:
+    example = str(finished / "example-00000000.safetensors")
+    text = mhacli.load(example).sequences[0].text
+    shown = mha("show", example, "--layer", "1").stdout
+    heads = mha("heads", text, "--model", "model", *LAYER).stdout
+    begin = shown.index("head type")
+    assert shown[begin : shown.index("self-check")] in heads
+    assert "means over documents" not in shown
+    mha("show", example, "--layer", "1", "--head", "2", "--html", "e.html")
 
 
 def test_the_document_is_the_record_that_show_prints_and_diff_compares(
