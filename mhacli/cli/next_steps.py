@@ -16,7 +16,7 @@ from mhacli.settings import Computation, Reading
 from mhacli.text.numbers import shown
 
 from .console import stdout_width, write
-from .parameters import declarations, option_names, running_command
+from .parameters import Declaration, declarations, option_names, running_command
 from .source import record_command
 
 
@@ -74,14 +74,7 @@ def _again(
     if stdin was read, and where a word may be read in two ways or cannot be printed.
     """
     _, _, *words = record_command()
-    named = {
-        one: each
-        for each in running_command().settings
-        for names in option_names(each)
-        for one in names.split("/")
-    }
-    inputs = {each.field for group in _INPUTS for each in declarations(group)}
-    known = {each.field for group in takes for each in declarations(group)}
+    named, inputs, known = _running_options(), _fields_of(_INPUTS), _fields_of(takes)
     kept, rest = [name], iter(words)
     for word in rest:
         declared = named.get(word.partition("=")[0]) if word.startswith("-") else None
@@ -97,6 +90,21 @@ def _again(
         if field in inputs and field not in without:
             kept += whole
     return tuple(kept)
+
+
+def _running_options() -> dict[str, Declaration]:
+    """The options of the running command, by each of their names."""
+    return {
+        name: each
+        for each in running_command().settings
+        for names in option_names(each)
+        for name in names.split("/")
+    }
+
+
+def _fields_of(groups: Iterable[type]) -> set[str]:
+    """The fields of some groups of settings."""
+    return {each.field for group in groups for each in declarations(group)}
 
 
 def _trace_of_a_cell(record: Record, options: ViewOptions) -> Iterator[NextStep]:
