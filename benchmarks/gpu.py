@@ -36,8 +36,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import mhacli
 from mhacli.attention import masks, on_device
 from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
+from mhacli.attention.reduction import reduce_heads, reducer_of
 from mhacli.attention.scores import ScoredAttention
-from mhacli.attention.statistics import Reduced, reduce_heads, reducer_of
+from mhacli.attention.statistics import Reduced
 
 DRY = "dry" in sys.argv
 DEVICE = torch.device("cpu" if DRY else "cuda")

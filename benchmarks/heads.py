@@ -33,8 +33,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from mhacli.attention import masks
 from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.devices import shared_out
+from mhacli.attention.reduction import make_baseline, reduce_heads
 from mhacli.attention.scores import ScoredAttention, head_groups
-from mhacli.attention.statistics import Reduced, make_baseline, reduce_heads
+from mhacli.attention.statistics import Reduced
 from mhacli.layer.run import inspect_heads
 from mhacli.record.record import dims_of
 from mhacli.run import Run

@@ -23,8 +23,8 @@ from mhacli.commands.doctor.result import CheckStatus
 from mhacli.commands.doctor.run import Report
 from mhacli.record.heads import PER_QUERY
 from mhacli.record.record import Record
+from mhacli.record.sites import SITES
 from mhacli.settings import Config
-from mhacli.sites import SITES
 from mhacli.text.tokens import TokenSequence
 
 FOLDER = Path(__file__).parent / "schemas"

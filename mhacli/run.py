@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from mhacli.attention.weights_file import expected_shapes
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
+from mhacli.numbers import shown
 from mhacli.record.heads import Kept
+from mhacli.record.sites import SITES, WAVES_AT_ONCE, Dims
+from mhacli.record.weights_file import expected_shapes
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ITEM_BYTES, Config, ModelSettings, Statistics
-from mhacli.sites import SITES, WAVES_AT_ONCE, Dims
-from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from mhacli.io.safetensors import TensorFile

@@ -18,10 +18,9 @@ from functools import partial
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from mhacli.conditions import INDUCTION, Condition, parse_condition
 from mhacli.errors import UsageError
 from mhacli.io.data import DeviceMap, read_device_map
-from mhacli.text.conditions import INDUCTION, Condition, parse_condition
-from mhacli.text.tokens import AttentionKind, LayerChoice
 
 Positions = Literal["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"]
 LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
@@ -635,6 +634,11 @@ def encoding_name(word: str) -> str:
     return word
 
 
+AttentionKind = Literal["self", "encoder", "decoder", "cross"]
+"""The tokens that an attention reads. In an encoder-decoder model: the encoder's, the decoder's
+own, or the encoder's from the decoder."""
+LayerChoice = tuple[AttentionKind | None, int]
+"""The kind (None: any) and number of a layer to inspect."""
 LayerChoices = tuple[LayerChoice, ...] | None
 """Layers to inspect; None for all."""
 

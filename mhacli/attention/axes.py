@@ -17,10 +17,10 @@ from jaxtyping import Bool, Int, UInt
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mhacli.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.record.record import SpanTokens
 from mhacli.run import CellIndex
 from mhacli.settings import PaddingSide, Statistics
-from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
 
 from .core import Allowed, KeyIdx, QueryIdx

@@ -46,7 +46,8 @@ class Keep(NamedTuple):
 
 Tap = Callable[..., None]
 """A callback that receives the tensors of a computation: `tap(site, tensor, **where)`, once per
-site of `mhacli.sites.SITES`, in the order of execution. It observes and never changes them."""
+site of `mhacli.record.sites.SITES`, in the order of execution. It observes and never changes
+them."""
 
 
 def no_tap(site: str, tensor: Tensor, **where: Any) -> None:

@@ -1,21 +1,16 @@
 """The device of a computation: choice, free memory, description and threads."""
 
-import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
 import torch
 from torch import Tensor
 
-import mhacli
 from mhacli.errors import MhaError
 from mhacli.io import memory
-from mhacli.record.record import Environment
 
 
 def choose_device(name: str, option: str = "--device") -> torch.device:
@@ -50,35 +45,6 @@ def free_bytes(device: torch.device) -> int:
         return memory.available_bytes()
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
-
-
-def environment(device: torch.device, requested: str) -> Environment:
-    """The environment of a run: versions, device and threads."""
-    from .on_device import compiler_on  # which needs this file
-
-    return Environment(
-        mha=mhacli.__version__,
-        torch=str(torch.__version__),
-        numpy=numpy.__version__,
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}",
-        device=str(device),
-        device_name=torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else memory.cpu_name(),
-        device_asked=requested,
-        threads=torch.get_num_threads(),
-        kernels=compiler_on(device),
-    )
-
-
-def driver() -> str | None:
-    """The version of NVIDIA's driver, or None."""
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text(errors="replace").split()
-    except OSError:
-        return None
-    return next((word for word in words if word[0].isdigit() and "." in word), None)
 
 
 # ----------------------------------------------------------------------------------------- waiting

@@ -47,8 +47,9 @@ from .again import Care, care_of, cells_again, is_usual, may_be_sinks
 from .axes import Axes, StatisticsRequest
 from .core import PerQuery, dtype_name
 from .devices import one_thread, sent, shared_out, wait_for
+from .reduction import reduce_heads, reducer_of
 from .scores import Attention, head_groups, joined, of_some
-from .statistics import PassResults, Reduced, reduce_heads, reducer_of
+from .statistics import PassResults, Reduced
 from .taps import not_finite, to_array
 
 _NOTHING = 1e-6

@@ -25,8 +25,16 @@ from torch.nn.functional import linear
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.safetensors import METADATA_KEY, TensorFile
+from mhacli.record.sites import WAVES_AT_ONCE, alibi_slopes
+from mhacli.record.weights_file import (
+    EMBEDDING,
+    FORMAT,
+    POSITION_EMBEDDING,
+    RUN_CHOICES,
+    Probe,
+    saved_metadata,
+)
 from mhacli.settings import ROPE, Config, Init, LayerPositions
-from mhacli.sites import WAVES_AT_ONCE, alibi_slopes
 
 from .core import (
     Allowed,
@@ -44,14 +52,6 @@ from .core import (
     weighted_sum,
 )
 from .scores import exact_dtype
-from .weights_file import (
-    EMBEDDING,
-    FORMAT,
-    POSITION_EMBEDDING,
-    RUN_CHOICES,
-    Probe,
-    saved_metadata,
-)
 
 TokenVectors = Float[Tensor, "batch query d_input"]
 KeyRows = Float[Tensor, "batch key d_input"]

@@ -22,6 +22,7 @@ from .axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from .core import dtype_name
 from .masks import causal, mask_of
 from .scores import HIDDEN, LOG2_E, ScoredAttention, joined, planes_of
+from .statistics import PADDED_APART, reduce_blocks
 
 OF_QUERIES = ("mass", "entropy", "squares", "peak", "distance", "first", "leading")
 """The rows of what `kernels.rows` writes of each query."""
@@ -59,7 +60,6 @@ are fixed, since the order of sums depends on them."""
 
 
 _NOT_CHOSEN = "kernels are chosen by MHA_KERNELS=1"
-PADDED_APART = "texts of other lengths than their contexts are padded on the left"
 
 
 class _Numbers(NamedTuple):
@@ -184,8 +184,6 @@ def _try(numbers: _Numbers) -> None:
     """Raises an error where kernels do not give what torch gives in float64, in a small random
     case.
     """
-    from .statistics import reduce_heads  # which asks this file
-
     device, dtype, width = numbers
     generator, n, heads = torch.Generator().manual_seed(0), 130, range(2)
     q, k = (torch.randn(1, h, n, width, generator=generator).to(device, dtype) for h in (2, 1))
@@ -194,7 +192,7 @@ def _try(numbers: _Numbers) -> None:
     request = make_statistics_request(Axes(axis, axis, True, lambda word: -1, dtype_name(dtype)))
     attention = ScoredAttention(q=q, k=k, scale=width**-0.5, allowed=causal())
     sums = kernel_sums(attention, request, heads)
-    right = reduce_heads(replace(attention, q=q.double(), k=k.double()), request, heads)
+    right = reduce_blocks(replace(attention, q=q.double(), k=k.double()), request, heads)
     for name in sums.keys() & right.statistics.keys():
         ours, exact = sums[name].cpu(), right.statistics[name].cpu()
         error = ((ours - exact).abs() / exact.abs().clamp(min=1)).amax()

@@ -8,7 +8,7 @@ new statistic is one more row. No statistic knows a mask, because a hidden weigh
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Literal, NamedTuple
 
@@ -20,16 +20,12 @@ from torch.nn.functional import pad
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.run import heads_at_once, rows_of_block
 
-from . import on_device
 from .axes import StatisticsRequest
 from .block import IN_C, CompiledHeads, c_block
 from .core import HeadOutputs, KeyIdx, PerQuery, QueryIdx, dtype_name
-from .devices import moved
-from .masks import Band, keys_seen, mask_of
-from .on_device import PADDED_APART
+from .masks import keys_seen
 from .scores import (
     HIDDEN,
-    LARGE_ON_DEVICE,
     LOG2_E,
     Attention,
     BlockPlace,
@@ -300,56 +296,45 @@ class Reduced:
         return self.attention.weights_of(heads, queries, keys, visible, lse), visible
 
 
-def reduce_heads(
+def reduce_blocks(
     attention: Attention,
     request: StatisticsRequest,
     heads: range,
     report_progress: Progress = no_progress,
-    *,
-    is_careful: bool = False,
+    made: PassResults | None = None,
 ) -> Reduced:
-    """Every statistic of some neighbouring heads, in one pass over blocks of queries and memory
-    that grows with the length of the text. `report_progress` receives the completed fraction of the
-    queries.
+    """Every statistic of some neighbouring heads that is not `made` already, in one pass over
+    blocks of queries and memory that grows with the length of the text. `report_progress` receives
+    the completed fraction of the queries.
     """
-    attention, made = _made_by_kernels(attention, request, heads, is_careful=is_careful)
-    reduced = _no_sums(attention, request, heads, made)
+    reduced = _no_sums(attention, request, heads, made or {})
     lacking = [
         row
         for row in BLOCK_STATISTICS
-        if row.name not in made and reduced.statistics[row.name].numel()
+        if not (made and row.name in made) and reduced.statistics[row.name].numel()
     ]
     if lacking or (attention.z is None and reduced.z is not None):
-        _add_blocks(reduced, lacking, report_progress)
+        _add_blocks(reduced, lacking, report_progress, is_made=bool(made))
     return reduced
 
 
-def _made_by_kernels(
-    attention: Attention, request: StatisticsRequest, heads: range, *, is_careful: bool
-) -> tuple[Attention, PassResults]:
-    """What kernels made of some heads, nothing where others have to; and the attention, which says
-    so where its scores are the reason, for which the device is waited for if it `is_careful`.
-    """
-    if (
-        not isinstance(attention, ScoredAttention)
-        or reducer_of(attention, request).name != "triton"
-    ):
-        return attention, {}
-    made = on_device.sums_of_kernels(attention, request, heads)
-    if is_careful and made and not bool(made["lse"].abs().amax() <= LARGE_ON_DEVICE):
-        return replace(attention, has_large_scores=True), {}
-    return attention, made
-
-
 def _add_blocks(
-    reduced: Reduced, of_torch: Sequence[BlockStatistic], report_progress: Progress
+    reduced: Reduced,
+    of_torch: Sequence[BlockStatistic],
+    report_progress: Progress,
+    *,
+    is_made: bool,
 ) -> None:
-    """Adds some statistics of all blocks, and writes z where no kernel made it."""
+    """Adds some statistics of all blocks, and writes z where no kernel made it. `is_made` says that
+    kernels made others.
+    """
     attention, request, heads = reduced.attention, reduced.request, reduced.heads
     batch, n_heads, n_queries, _ = attention.shape
     lacking = [row for row in of_torch if row.name not in IN_C]
     compiled = None
-    if isinstance(attention, ScoredAttention) and reducer_of(attention, request).name == "c":
+    # the compiled block adds to all of its sums, also to those that kernels made
+    is_of_c = not is_made and no_block_because(attention, request) is None
+    if isinstance(attention, ScoredAttention) and is_of_c:
         sums = reduced.statistics | {"lse": reduced.lse}
         compiled = CompiledHeads(attention, request, heads, sums)
     for queries, keys in blocks_of(attention, request):
@@ -417,7 +402,7 @@ def blocks_of(attention: Attention, request: StatisticsRequest) -> Iterator[tupl
     map on.
     """
     _, _, n_queries, n_keys = attention.shape
-    is_of_c = reducer_of(attention, request).name == "c"
+    is_of_c = no_block_because(attention, request) is None
     rows = rows_of_block(n_keys, "c" if is_of_c else attention.like.device.type)
     for start in range(0, n_queries, rows):
         queries = range(start, min(start + rows, n_queries))
@@ -431,10 +416,10 @@ def _hidden(
     """The cells of a block that the mask hides; None where there is no mask, or weights show it."""
     if isinstance(attention, GivenAttention) or attention.allowed is None:
         return None
-    return ~_visible(attention, queries, keys)
+    return ~visible_in(attention, queries, keys)
 
 
-def _visible(
+def visible_in(
     attention: Attention, queries: range, keys: range
 ) -> Bool[Tensor, "_batch _head query key"]:
     """The cells of a block that the mask leaves."""
@@ -525,30 +510,15 @@ def is_compiled(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-class Reducer(NamedTuple):
-    """What computes statistics, and why it is torch."""
-
-    name: Literal["c", "torch", "triton"]
-    torch_because: str | None = None
+PADDED_APART = "texts of other lengths than their contexts are padded on the left"
 
 
-def reducer_of(attention: Attention, request: StatisticsRequest) -> Reducer:
-    """What computes the statistics of an attention: the compiled block, kernels on a device, or
-    torch.
-    """
-    if not isinstance(attention, ScoredAttention):
-        return Reducer("torch", "the model computes its weights whole")
-    if on_device.runs_kernels(attention.q.device):
-        because = on_device.no_kernels_because(attention, request)
-        return Reducer("triton" if because is None else "torch", because)
-    because = _no_block_because(attention, request)
-    return Reducer("c" if because is None else "torch", because)
-
-
-def _no_block_because(attention: ScoredAttention, request: StatisticsRequest) -> str | None:
+def no_block_because(attention: Attention, request: StatisticsRequest) -> str | None:
     """Why the compiled block does not compute the statistics of an attention; None where it
     does.
     """
+    if not isinstance(attention, ScoredAttention):
+        return "the model computes its weights whole"
     sinks, device = attention.sink_logits, attention.q.device.type
     if c_block() is None:
         return "the compiled block was not built, or MHA_BLOCK=torch"
@@ -565,57 +535,14 @@ def _no_block_because(attention: ScoredAttention, request: StatisticsRequest) ->
 # -------------------------------------------------------------------------------- uniform attention
 
 
-def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResults:
-    """The statistics of uniform attention over the same visible keys, and as `visible` how many of
-    them each query sees; `n_duplicate_queries` and `n_induction_queries` count the queries that see
-    a copy of their token, and a token after one. By formula without a mask and with a causal one,
-    on the CPU except for `visible`, else of scores that are all 0. Head axes of 1 hold for all.
-    """
-    batch, _, n_queries, n_keys = attention.shape
-    mask, like = mask_of(attention.allowed), attention.like
-    if mask.cells is None and mask.band.low == Band().low and not request.matches:
-        newest = min(mask.band.high, n_keys)
-        statistics = _of_first_keys(newest, request.host, (batch, n_queries, n_keys))
-        sums = {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
-        return sums | {"visible": moved(sums["visible"], like.device)}
-    first = torch.zeros(1, dtype=torch.int64, device=like.device)
-    n_heads = attention.visible(first, first).shape[1]
-    zeros = torch.zeros((), dtype=attention.dtype, device=like.device)
-    q, k = zeros.expand(batch, n_heads, n_queries, 1), zeros.expand(batch, 1, n_keys, 1)
-    reduced = reduce_heads(
-        ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads)
-    )
-    visible = torch.where(reduced.has_keys, reduced.lse.exp().round(), 0.0)
-    counts = _n_copy_queries(attention, request, n_heads)
-    return reduced.statistics | {"visible": visible.to(attention.dtype)} | counts
-
-
-def _copies_of(request: StatisticsRequest) -> tuple[tuple[str, Tensor, int], ...]:
+def copies_of(request: StatisticsRequest) -> tuple[tuple[str, Tensor, int], ...]:
     """The statistics of copies, the label of each key that has to be the query's token, and how far
     behind the query the key stands that does not count.
     """
     return ("duplicate", request.k_tokens, 0), ("induction", request.before_k, 1)
 
 
-def _n_copy_queries(attention: Attention, request: StatisticsRequest, n_heads: int) -> PassResults:
-    """How many queries of a text see a copy of their token, and a token after one, in so many heads
-    of the mask.
-    """
-    batch = attention.shape[0]
-    copies = _copies_of(request)
-    counts = {f"n_{name}_queries": labels.new_zeros(batch, n_heads) for name, labels, _ in copies}
-    for queries, keys in blocks_of(attention, request):
-        # a mask without an axis of the batch is that of every text
-        of_texts = _visible(attention, queries, keys).expand(batch, -1, -1, -1)
-        for b, visible in enumerate(of_texts):
-            cells = Cells(attention, request, b, queries, keys)
-            for name, labels, shift in copies:
-                are_possible = (visible & cells.equal_to(labels, shift)).any(dim=-1)
-                counts[f"n_{name}_queries"][b] += are_possible.sum(dim=-1)
-    return counts
-
-
-def _of_first_keys(
+def of_first_keys(
     newest: int, request: StatisticsRequest, shape: tuple[int, int, int]
 ) -> PassResults:
     """The statistics of queries that see the keys up to `query + newest`, of which each gets
@@ -671,7 +598,7 @@ def _of_first_keys(
         "first": weight * counted(request.first),
         "leading": weight * counted(request.leading),
     }
-    for name, labels, shift in _copies_of(request):
+    for name, labels, shift in copies_of(request):
         texts = zip(request.q_tokens, labels, strict=True)
         equal = [_equal(*text, n_seen, shift if request.axes.is_self else None) for text in texts]
         counts = torch.stack(equal)

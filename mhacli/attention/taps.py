@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from mhacli.errors import MhaError
 from mhacli.io.data import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
-from mhacli.sites import SITES, Dims
+from mhacli.record.sites import SITES, Dims
 
 from .core import Tap, dtype_name, no_tap
 

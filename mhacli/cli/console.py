@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Terminated, at_interrupt, raise_received
 from mhacli.io.memory import gc_paused
+from mhacli.numbers import shown
 from mhacli.text.escape import harmless, visible, without_surrogates
-from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from mhacli.numbers import shown
 from mhacli.record.heads import HeadStatistics, in_order
 from mhacli.record.record import Record
 from mhacli.render.base.format import flowing, token_of
@@ -13,7 +14,6 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads
 from mhacli.render.checkpoint.effect import removal_name
 from mhacli.settings import Computation, Reading
-from mhacli.text.numbers import shown
 
 from .console import stdout_width, write
 from .parameters import Declaration, declarations, option_names, running_command

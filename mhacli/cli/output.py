@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
+from mhacli.numbers import shown
 from mhacli.record.heads import OF_REMOVAL, require_order
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.settings import (
@@ -28,7 +29,6 @@ from mhacli.settings import (
     setting,
     word_list,
 )
-from mhacli.text.numbers import shown
 
 from .console import (
     SCREEN_WIDTHS,

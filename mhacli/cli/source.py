@@ -11,17 +11,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from mhacli.attention.weights_file import read_bias_file, read_layer_file
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
 from mhacli.io.safetensors import is_of_arrays
 from mhacli.record.record import Record, dims_of
 from mhacli.record.storage import load
+from mhacli.record.weights_file import read_bias_file, read_layer_file
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import KEPT, Run, require_memory
 from mhacli.settings import (
     ROPE,
+    AttentionKind,
     Computation,
     Config,
     ModelSettings,
@@ -33,7 +34,7 @@ from mhacli.text.escape import without_surrogates
 from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
 from mhacli.text.tokenizers import Vocabulary, encode, read_vocabulary
-from mhacli.text.tokens import AttentionKind, Texts
+from mhacli.text.tokens import Texts
 
 from .console import loading_torch, note, show_activity
 from .parameters import are_literal

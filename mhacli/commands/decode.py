@@ -7,10 +7,10 @@ from mhacli.cli.console import progress
 from mhacli.cli.output import SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
+from mhacli.record.sites import CacheKind
 from mhacli.render.base.options import ViewOptions
 from mhacli.run import Run
 from mhacli.settings import MAX_LENGTH, Computation, Reading, setting
-from mhacli.sites import CacheKind
 from mhacli.text.tokens import Sequences, places_in
 
 _DECODING = "Decoding"

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from mhacli.cli.output import Output, print_report
 from mhacli.cli.parameters import choices_of, command, help_of, offers, option_names
 from mhacli.errors import UsageError
+from mhacli.numbers import shown
 from mhacli.record.glossary import TABLES, Word, did_you_mean, plain, words_of
 from mhacli.record.heads import UNTYPED
+from mhacli.record.sites import SITES
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.settings import SINK_TOKENS, setting
-from mhacli.sites import SITES
-from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mhacli.attention.weights_file import EMBEDDING, saved_metadata
 from mhacli.cli.console import note, show_activity
 from mhacli.cli.output import Output, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights, size_of
+from mhacli.numbers import Unit, shown
+from mhacli.record.weights_file import EMBEDDING, saved_metadata
 from mhacli.settings import OUTPUT, Config, setting
 from mhacli.text.escape import visible
-from mhacli.text.numbers import Unit, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from mhacli.errors import MhaError
-from mhacli.text.numbers import shown
+from mhacli.numbers import shown
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io import memory
-from mhacli.text.numbers import shown
+from mhacli.numbers import shown
 
 from .data import load_json
 from .files import opened, read_up_to

@@ -18,7 +18,8 @@ from torch.nn.functional import linear
 from mhacli.attention import masks
 from mhacli.attention.axes import Axes, Axis, make_statistics_request
 from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_cells
-from mhacli.attention.devices import choose_device, environment, free_bytes
+from mhacli.attention.devices import choose_device, free_bytes
+from mhacli.attention.environment import environment
 from mhacli.attention.head_statistics import measure, results_of, statistics_of
 from mhacli.attention.layer import (
     ROUTES,
@@ -37,6 +38,7 @@ from mhacli.attention.layer import (
     to_bytes,
 )
 from mhacli.attention.masks import Mask
+from mhacli.attention.reduction import make_baseline
 from mhacli.attention.scores import (
     Bias,
     GivenAttention,
@@ -45,7 +47,6 @@ from mhacli.attention.scores import (
     sum_of_biases,
     tensor_bias,
 )
-from mhacli.attention.statistics import make_baseline
 from mhacli.attention.taps import (
     Capture,
     Stopwatch,
@@ -56,15 +57,15 @@ from mhacli.attention.taps import (
     time_stages,
     to_array,
 )
-from mhacli.attention.weights_file import has_embedding, read_bias_file
 from mhacli.errors import UsageError, bad_file
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import TOLERANCES, SelfCheck, growth
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step, dims_of
+from mhacli.record.sites import Dims, alibi_slopes
+from mhacli.record.weights_file import has_embedding, read_bias_file
 from mhacli.run import Run, require_memory
 from mhacli.settings import Config
-from mhacli.sites import Dims, alibi_slopes
 from mhacli.text.reading import given_texts
 from mhacli.text.tokenizers import encode
 from mhacli.text.tokens import Texts

@@ -24,9 +24,9 @@ from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import CacheStep, Cell, DecodeSummary, Record, ScorePart, Step
+from mhacli.record.sites import CacheKind, alibi_slopes, moved_bytes, step_flops, token_bytes
 from mhacli.run import CellIndex, Run
 from mhacli.settings import ROPE, Config
-from mhacli.sites import CacheKind, alibi_slopes, moved_bytes, step_flops, token_bytes
 from mhacli.text.tokens import Texts
 
 from .run import Setup, make_axes, make_mask, make_record, record_run

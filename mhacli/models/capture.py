@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mhacli.attention.core import four_axes
 from mhacli.errors import MhaError
 from mhacli.models import foreign
-from mhacli.text.tokens import AttentionKind
+from mhacli.settings import AttentionKind
 from mhacli.usercode.door import on_behalf, ours, plainly
 from mhacli.usercode.foreign import attention_within
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mhacli.attention import masks
 from mhacli.attention.axes import make_statistics_request
-from mhacli.attention.devices import environment
+from mhacli.attention.environment import environment
 from mhacli.attention.head_statistics import Place, statistics_of
+from mhacli.attention.reduction import make_baseline
 from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention
-from mhacli.attention.statistics import make_baseline
 from mhacli.errors import UsageError
 from mhacli.record.checks import TOLERANCES, SelfCheck, growth
 from mhacli.record.given import AS_GIVEN, Stack, array_of, record_of_stack, stack_of

@@ -20,12 +20,19 @@ from torch.nn.functional import pad
 from mhacli.attention.core import four_axes
 from mhacli.attention.devices import without_autocast
 from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.numbers import shown
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Positions, Record
 from mhacli.run import KEPT, Run
-from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
-from mhacli.text.numbers import shown
-from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
+from mhacli.settings import (
+    DEFAULT_KEEP_LIMIT,
+    AttentionKind,
+    LayerChoice,
+    ModelSettings,
+    PaddingSide,
+    Statistics,
+)
+from mhacli.text.tokens import TokenSequence, named_by_ids, places
 
 from .capture import Call, CallKey
 from .foreign import state_of

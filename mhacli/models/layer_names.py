@@ -18,7 +18,7 @@ from mhacli.errors import UsageError
 from mhacli.models import foreign
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.record import Model, NonAttentionLayer
-from mhacli.text.tokens import AttentionKind
+from mhacli.settings import AttentionKind
 
 from .folder import size_of
 

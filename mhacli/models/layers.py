@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.core import dtype_name
-from mhacli.attention.devices import environment, has_numbers
+from mhacli.attention.devices import has_numbers
+from mhacli.attention.environment import environment
 from mhacli.attention.head_statistics import Measurements, Place
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.taps import stage_timings, to_array
@@ -37,8 +38,8 @@ from mhacli.record.record import (
     texts_of,
 )
 from mhacli.run import KEPT, Run
-from mhacli.settings import Config, PaddingSide
-from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
+from mhacli.settings import AttentionKind, Config, LayerChoice, PaddingSide
+from mhacli.text.tokens import TokenSequence
 
 from .capture import Call
 from .layer_names import (

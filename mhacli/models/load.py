@@ -30,8 +30,8 @@ from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
 from mhacli.io.gguf import HEADER
 from mhacli.models import foreign
+from mhacli.numbers import shown
 from mhacli.settings import ModelSettings, PaddingSide
-from mhacli.text.numbers import shown
 from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
 from mhacli.text.tokenizers import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence

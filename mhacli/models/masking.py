@@ -13,8 +13,9 @@ from mhacli.attention import masks
 from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.core import four_axes
 from mhacli.attention.masks import Mask
+from mhacli.attention.reduction import make_baseline
 from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, tensor_bias
-from mhacli.attention.statistics import PassResults, make_baseline
+from mhacli.attention.statistics import PassResults
 from mhacli.models import foreign
 
 from .capture import FORBIDDING, Call

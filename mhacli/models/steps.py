@@ -22,6 +22,7 @@ from mhacli.attention.taps import memory_of, owner_of, step_of, summarise, timin
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, spans_of
+from mhacli.numbers import shown
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import (
@@ -33,10 +34,9 @@ from mhacli.record.record import (
     WeightShape,
     layer_prefix,
 )
+from mhacli.record.sites import SITES, Dims, token_bytes
 from mhacli.run import CellIndex, Run, require_inside
-from mhacli.sites import SITES, Dims, token_bytes
-from mhacli.text.numbers import shown
-from mhacli.text.tokens import AttentionKind, LayerChoice
+from mhacli.settings import AttentionKind, LayerChoice
 from mhacli.usercode.door import ours
 
 from . import foreign

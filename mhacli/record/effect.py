@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from mhacli.text.tokens import AttentionKind
+from mhacli.settings import AttentionKind
 
 from .checks import SelfCheck
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from mhacli.errors import bad_file
 from mhacli.io.data import under
+from mhacli.record.sites import SITES, Dims
 from mhacli.settings import MAX_LENGTH
-from mhacli.sites import SITES, Dims
 
 from .exports import MEAN_OF_HEADS
 from .heads import FOR_ALL_HEADS, Corner, HeadStatistics

@@ -23,8 +23,8 @@ from mhacli.io import memory
 from mhacli.io.data import Array
 from mhacli.io.files import opened, read_up_to
 from mhacli.io.safetensors import NUMPY, TensorFile, read_tensor_header
+from mhacli.numbers import shown
 from mhacli.settings import DEFAULT_MAX_BYTES, Config
-from mhacli.text.numbers import shown
 from mhacli.text.tokens import Sequences, places, spaced
 
 from .checks import TOLERANCES, SelfCheck

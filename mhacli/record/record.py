@@ -21,12 +21,10 @@ from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.data import Array, checksum, json_checksum, plain, under
 from mhacli.io.files import write_whole
-from mhacli.settings import Config
-from mhacli.sites import Dims
+from mhacli.record.sites import Dims
+from mhacli.settings import AttentionKind, Config, LayerChoice
 from mhacli.text.escape import visible
 from mhacli.text.tokens import (
-    AttentionKind,
-    LayerChoice,
     Sequences,
     Texts,
     TokenSequence,

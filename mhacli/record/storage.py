@@ -13,7 +13,7 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io import memory
 from mhacli.io.data import Array, StoredArrays, checksum, decode, json_checksum, with_earlier_config
 from mhacli.io.safetensors import DTYPES, TensorFile, read_tensor_header
-from mhacli.text.numbers import shown
+from mhacli.numbers import shown
 
 from .fits import require_fit
 from .record import SCHEMA, Record

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from mhacli.numbers import Unit, shown
 from mhacli.record.exports import Pattern, Table
 from mhacli.record.record import EffectRecord, Record, is_a
 from mhacli.record.shown import Shown
-from mhacli.text.numbers import Unit, shown
 
 from .base import doc
 from .base.format import fitted, type_text

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
+from mhacli.numbers import shown
 from mhacli.settings import DEFAULT_MAX_BYTES, Source, parse_bytes, setting
-
-from .numbers import shown
 
 _HANDLERS = {"strict": "strict", "replace": "replace", "escape": "backslashreplace"}
 

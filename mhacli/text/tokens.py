@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 UNKNOWN = "<unk>"
 """The token of a vocabulary that stands for all others."""
@@ -105,13 +105,6 @@ def places_in(documents: Sequence[int], n: int) -> tuple[int, ...]:
     """
     begins = {document: i for i, document in reversed([*enumerate(documents)])}
     return tuple(i - begins[document] for i, document in enumerate(documents)) or tuple(range(n))
-
-
-AttentionKind = Literal["self", "encoder", "decoder", "cross"]
-"""The tokens that an attention reads. In an encoder-decoder model: the encoder's, the decoder's
-own, or the encoder's from the decoder."""
-LayerChoice = tuple[AttentionKind | None, int]
-"""The kind (None: any) and number of a layer to inspect."""
 
 
 def places(n: int) -> TokenSequence:

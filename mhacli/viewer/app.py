@@ -22,8 +22,9 @@ from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
 
-from .heads import Overview, Words
+from .heads import Overview
 from .keys import KEYS
+from .screen import EffectsWanted, HeadWanted, Words
 from .session import Session
 
 # -------------------------------------------------------------------------------------------- texts
@@ -176,6 +177,18 @@ class Viewer(App[None]):
             self.pop_screen()
         else:
             self.exit()
+
+    def on_head_wanted(self, wanted: HeadWanted) -> None:
+        """Opens the screen of a head."""
+        from .head import HeadScreen
+
+        self.push_screen(HeadScreen(self.session, wanted.picture))
+
+    def on_effects_wanted(self, wanted: EffectsWanted) -> None:
+        """Opens the screen of effects."""
+        from .effects import EffectsScreen
+
+        self.push_screen(EffectsScreen(self.session, wanted.record))
 
     def action_read(self, name: str) -> None:
         """Opens the walkthrough, the provenance of the record, or the list of keys."""

@@ -8,6 +8,7 @@ import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
+from mhacli.numbers import shown
 from mhacli.record.effect import Effect, numbers_of
 from mhacli.record.record import EffectRecord
 from mhacli.render.base.colours import CHANGES
@@ -15,9 +16,9 @@ from mhacli.render.base.format import flowing
 from mhacli.render.base.grids import cell, levels, scale_words, swatches
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint import effect as view
-from mhacli.text.numbers import shown
 
-from .heads import (
+from .keys import KEYS
+from .screen import (
     Cell,
     HeadsScreen,
     Lines,
@@ -28,7 +29,6 @@ from .heads import (
     title_line,
     wrapped,
 )
-from .keys import KEYS
 from .session import Session
 
 _NUMBER = 6

@@ -16,7 +16,7 @@ from mhacli.render.base.selection import DrawableHead, is_among, scale_of
 from mhacli.settings import LayerChoices
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
-    from .head import Picture
+    from .picture import Picture
 
 Place = tuple[int, int]
 """The row of a head's layer, and the head's number."""
@@ -79,7 +79,7 @@ class Session:
         weights, or before numpy is imported.
         """
         place = place or self.place
-        if not self.heads[place].layer.is_drawable or "mhacli.viewer.head" not in sys.modules:
+        if not self.heads[place].layer.is_drawable or "mhacli.viewer.picture" not in sys.modules:
             return None
         try:
             return self._picture(place, self.sequence, self.scale, self.hides_sinks)
@@ -89,7 +89,7 @@ class Session:
 
     def _read(self, place: Place, *_: object) -> Picture:
         """The picture of a head; the other arguments are what else it depends on."""
-        from .head import Picture
+        from .picture import Picture
 
         return Picture(self, self.heads[place], self._top(self.hides_sinks))
 
@@ -105,7 +105,7 @@ class Session:
         """Why a head cannot be drawn, or not yet."""
         if self.fault is not None:
             return self.fault.typed_message
-        if "mhacli.viewer.head" not in sys.modules:
+        if "mhacli.viewer.picture" not in sys.modules:
             return "pictures follow"
         return "the record holds no pattern of this head: --keep pattern keeps it"
 

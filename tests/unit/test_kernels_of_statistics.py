@@ -24,8 +24,9 @@ from support import oracle
 from mhacli.attention import masks, on_device
 from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.on_device import Sums
+from mhacli.attention.reduction import reduce_heads, reducer_of
 from mhacli.attention.scores import ScoredAttention, tensor_bias
-from mhacli.attention.statistics import Reduced, reduce_heads, reducer_of
+from mhacli.attention.statistics import Reduced
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="it needs triton")
@@ -35,8 +36,11 @@ FAR = 1 << 30
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are chosen on the CPU, for texts of any length, and nothing is known of them."""
+    """Kernels are chosen on the CPU, for texts of any length, and nothing is known of them. The
+    compiled block is not there, as on a device.
+    """
     monkeypatch.setenv("MHA_KERNELS", "1")
+    monkeypatch.setenv("MHA_BLOCK", "torch")
     monkeypatch.setattr(on_device, "runs_kernels", lambda device: True)
     monkeypatch.setattr(on_device, "MIN_TOKENS", 1)
     monkeypatch.setattr(on_device, "_faults", {})

@@ -26,13 +26,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import masks
 from mhacli.attention.core import attend
-from mhacli.attention.devices import choose_device, driver, environment, free_bytes
+from mhacli.attention.devices import choose_device, free_bytes
+from mhacli.attention.environment import driver, environment
 from mhacli.commands.bench import view  # noqa: F401 - it registers the view of a benchmark
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.io.memory import cpu_name, fits, gc_paused, n_cpus
+from mhacli.numbers import shown
 from mhacli.settings import ITEM_BYTES
-from mhacli.text.numbers import shown
 
 from .foreign import kernel_among, observed
 from .result import (

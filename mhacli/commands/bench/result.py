@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from mhacli.errors import UsageError
+from mhacli.numbers import shown
 from mhacli.record.shown import Shown
 from mhacli.render.base.format import count_of
 from mhacli.render.base.selection import grouped
@@ -26,7 +27,6 @@ from mhacli.settings import (
     setting,
     word_list,
 )
-from mhacli.text.numbers import shown
 
 Direction = Literal["forward", "both"]
 """A pass forward, or one forward and backward."""

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.numbers import Unit, shown
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, escaped, flowing
@@ -17,7 +18,6 @@ from mhacli.render.base.terminal import table
 from mhacli.render.figures import svg
 from mhacli.render.figures.svg import Piece, element, rectangle, written
 from mhacli.text.escape import visible
-from mhacli.text.numbers import Unit, shown
 
 from .result import Benchmark, BenchRow
 

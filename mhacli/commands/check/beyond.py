@@ -26,7 +26,7 @@ from mhacli.attention.stages import (
     run_stages,
 )
 from mhacli.errors import first_names
-from mhacli.text.numbers import shown
+from mhacli.numbers import shown
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
 from mhacli.usercode.limits import OutOfTime

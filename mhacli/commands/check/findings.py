@@ -18,7 +18,7 @@ from torch import Tensor
 from mhacli.attention.mistakes import DROPPED
 from mhacli.attention.stages import Mistake, ReferenceLayer
 from mhacli.errors import first_names
-from mhacli.text.numbers import shown
+from mhacli.numbers import shown
 from mhacli.usercode.build import Built, as_float64
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.faults import SourceLine

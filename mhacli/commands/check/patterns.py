@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.text.conditions import SEES, parse_condition
+from mhacli.conditions import SEES, parse_condition
 
 from .sees import Statement
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from mhacli.cli.console import drawn_lines
+from mhacli.conditions import SEES, Condition, names_in, parse_condition
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError, in_python
 from mhacli.io.data import plain
 from mhacli.record.glossary import Word, words_of
@@ -26,7 +27,6 @@ from mhacli.settings import (
     pairs,
     setting,
 )
-from mhacli.text.conditions import SEES, Condition, names_in, parse_condition
 from mhacli.text.escape import visible
 from mhacli.usercode.door import FailedAttempt
 from mhacli.usercode.faults import SourceLine, shown_path

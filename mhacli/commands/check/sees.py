@@ -19,12 +19,12 @@ from torch import Tensor
 from mhacli.attention.axes import evaluated
 from mhacli.attention.core import dtype_name, four_axes
 from mhacli.attention.stages import Inputs
+from mhacli.conditions import SEES, Condition, names_in
 from mhacli.errors import UsageError
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_attention
 from mhacli.models.masking import as_attention
 from mhacli.record.checks import TOLERANCES
-from mhacli.text.conditions import SEES, Condition, names_in
 from mhacli.usercode.door import NO_ANSWER, UserRaised, call_user
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.target import named_object

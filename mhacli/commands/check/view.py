@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.numbers import shown
 from mhacli.record.record import words_of_random
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import pairs
@@ -14,7 +15,6 @@ from mhacli.render.base.format import count_of, fitted
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 from mhacli.usercode.faults import shown_path
 
 from .result import (

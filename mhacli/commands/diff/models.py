@@ -23,10 +23,10 @@ from mhacli.models.layer_names import most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, find, load_model, load_tokenizer
 from mhacli.models.passes import require_open
 from mhacli.models.run import forward_of, make_texts, run_model
+from mhacli.numbers import shown
 from mhacli.record.record import words_of_random
 from mhacli.run import Run, require_room
 from mhacli.settings import pairs
-from mhacli.text.numbers import shown
 from mhacli.usercode.build import load_built
 from mhacli.usercode.example_call import example_of
 from mhacli.usercode.process import Stage

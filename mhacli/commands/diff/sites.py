@@ -17,7 +17,7 @@ from mhacli.io.data import Array, finite
 from mhacli.record.fits import OF_MASK, OF_STATISTICS, axes_of
 from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
 from mhacli.record.record import Record, Step, TensorSummary
-from mhacli.sites import SITES
+from mhacli.record.sites import SITES
 from mhacli.text.align import pairs
 from mhacli.text.tokens import TokenSequence
 

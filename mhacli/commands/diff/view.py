@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.errors import UsageError
+from mhacli.numbers import Unit
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
@@ -23,7 +24,6 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import Unit
 
 from .result import (
     CellPlace,

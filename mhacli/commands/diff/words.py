@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from mhacli.text.numbers import shown
+from mhacli.numbers import shown
 
 from .result import MAPPED, Difference, ModelDocument, Unmatched
 

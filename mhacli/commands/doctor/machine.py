@@ -11,13 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from mhacli.attention import masks
 from mhacli.attention.block import c_block
 from mhacli.attention.core import attend
-from mhacli.attention.devices import choose_device, driver, environment, free_bytes
+from mhacli.attention.devices import choose_device, free_bytes
+from mhacli.attention.environment import driver, environment
 from mhacli.attention.on_device import reducer_on, runs_kernels
 from mhacli.attention.taps import largest_difference
 from mhacli.io.memory import n_cpus
+from mhacli.numbers import shown
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import Dtype
-from mhacli.text.numbers import shown
 
 from .result import HealthCheck
 

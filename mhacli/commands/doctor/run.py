@@ -23,13 +23,13 @@ import mhacli
 from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
+from mhacli.numbers import shown
 from mhacli.record.shown import Shown
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.terminal import table
 from mhacli.settings import Dtype, ModelSettings
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 
 from .result import CheckStatus, ExaminedModel, HealthCheck
 
@@ -178,7 +178,7 @@ def doctor(
     )
     import torch
 
-    from mhacli.attention.devices import environment
+    from mhacli.attention.environment import environment
 
     about = {
         name: str(value)

@@ -7,7 +7,7 @@ from mhacli.errors import UsageError, out_of_range
 from mhacli.models.layer_names import LayerKey
 from mhacli.record.record import Record
 from mhacli.run import Run
-from mhacli.text.tokens import AttentionKind
+from mhacli.settings import AttentionKind
 
 from .parts import Attention
 from .removal import Removal

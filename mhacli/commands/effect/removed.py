@@ -13,7 +13,7 @@ from mhacli.models.capture import Call, Edit
 from mhacli.models.layer_names import LayerKey, is_pair
 from mhacli.models.passes import ModelPass, followed, require_open
 from mhacli.record.effect import HeadReplacement
-from mhacli.text.tokens import AttentionKind
+from mhacli.settings import AttentionKind
 
 from .parts import same_heads
 from .removal import Removal, as_used, without

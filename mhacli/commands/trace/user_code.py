@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.attention.devices import environment
+from mhacli.attention.environment import environment
 from mhacli.attention.taps import step_of, summarise
 from mhacli.io.data import decode
 from mhacli.record.checks import SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step, UserModule, WeightShape
+from mhacli.record.sites import SITES
 from mhacli.settings import Config
-from mhacli.sites import SITES
 from mhacli.text.tokens import places
 from mhacli.usercode.build import arguments_of, load_built
 from mhacli.usercode.copies import copied

@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.style import Style
 
 from mhacli.io.data import Array
+from mhacli.numbers import Unit, shown
 from mhacli.record.glossary import words_of
-from mhacli.text.numbers import Unit, shown
 
 Row = TypeVar("Row")
 Scale = Literal["linear", "log", "change"]

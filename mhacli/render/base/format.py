@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from mhacli.numbers import Unit, shown
 from mhacli.record.checks import Check
 from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, Timing
+from mhacli.record.sites import Dims, positions_name
 from mhacli.settings import Config
-from mhacli.sites import Dims, positions_name
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import Unit, shown
 from mhacli.text.tokens import TokenSequence
 
 PADDING = "‹pad›"

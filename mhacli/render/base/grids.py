@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.io.data import Array
-from mhacli.text.numbers import Unit, shown
+from mhacli.numbers import Unit, shown
 
 from .colours import CHANGES, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, Ramp
 from .doc import Column, Grid, Scale

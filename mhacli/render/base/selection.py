@@ -11,9 +11,9 @@ from mhacli.errors import UsageError, out_of_range
 from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import InspectedLayer, LayerView, Record, texts_of
-from mhacli.settings import LAST_LAYER, LayerChoices
+from mhacli.settings import LAST_LAYER, AttentionKind, LayerChoice, LayerChoices
 from mhacli.text.escape import visible
-from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
+from mhacli.text.tokens import TokenSequence
 
 from .format import plural
 from .options import Rows, Scale, ViewOptions, sequences_to_draw

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
+from mhacli.numbers import Unit, shown
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import EffectRecord, Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
@@ -22,7 +23,6 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import grouped
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import Unit, shown
 
 _MOST_ROWS = 5
 """The most rows of the table."""

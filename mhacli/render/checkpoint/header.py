@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.numbers import shown
 from mhacli.record.record import CheckpointRecord, InspectedLayer, Record
 from mhacli.render.base.format import (
     agreement,
@@ -20,7 +21,6 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, grouped, names_of
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 
 _CAPTURES = {
     "registry": "captured in transformers' attention registry",

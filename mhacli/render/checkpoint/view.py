@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.io.data import Array
+from mhacli.numbers import Unit, shown
 from mhacli.record.corpus import CONFIDENCE, CorpusHead, CorpusSummary, Spread, named
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import (
@@ -62,7 +63,6 @@ from mhacli.render.heads.table import (
 )
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import Unit, shown
 
 from .header import checks_view, model_header
 from .patterns import WORDS_CAPTION, mean_map, queries_of, words_map

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mhacli.io.data import Array
+from mhacli.numbers import shown
 from mhacli.render.base.colours import SINK, UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import fitted
@@ -20,7 +21,6 @@ from mhacli.render.base.grids import (
     scale_words,
     swatch_levels,
 )
-from mhacli.text.numbers import shown
 
 from .svg import (
     FAINT,

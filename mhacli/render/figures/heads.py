@@ -8,6 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.numbers import shown
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.colours import KIND_SIGNS
@@ -34,7 +35,6 @@ from mhacli.render.heads.head_map import (
 )
 from mhacli.render.heads.table import types_of
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 
 from .grids import ROOMY, GridRow, grids, legend
 from .svg import document

@@ -19,6 +19,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.io.data import Array
+from mhacli.numbers import shown
 from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import LayerView, Record
@@ -29,7 +30,6 @@ from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, usual_scale
 from mhacli.render.base.terminal import table
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
-from mhacli.text.numbers import shown
 
 
 def where(record: Record, sequence: int, layer: str, *parts: str) -> str:

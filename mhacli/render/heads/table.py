@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from mhacli.numbers import shown
 from mhacli.record.heads import (
     CERTAIN_ENOUGH,
     HEAD_TYPES,
@@ -40,7 +41,6 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import grouped, names_of, survey_of
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
 

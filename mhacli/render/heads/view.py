@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 
 from mhacli.io.data import Array
+from mhacli.numbers import shown
 from mhacli.record.heads import Corner, HeadStatistics
 from mhacli.record.record import LayerView, Record
 from mhacli.render.base.doc import Column, Table
@@ -19,7 +20,6 @@ from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of
 from mhacli.render.base.terminal import table
-from mhacli.text.numbers import shown
 
 from .head_map import cell_map, grid_of, where
 from .table import TOKEN_WIDTH, token_name

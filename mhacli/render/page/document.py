@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from mhacli.numbers import shown
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import CheckpointRecord, CodeRecord, DecodingRecord, Record, is_a
 from mhacli.render.base.doc import pairs
@@ -23,7 +24,6 @@ from mhacli.render.checkpoint.view import corpus_tables
 from mhacli.render.heads.head_map import cell_meaning
 from mhacli.render.run.trace import header
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 
 from .elements import (
     WIDE,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mhacli.io.data import Array
+from mhacli.numbers import shown
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
 from mhacli.record.record import LayerView
@@ -24,7 +25,6 @@ from mhacli.render.base.options import Scale
 from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import NOTHING, HeadMap, head_map, kv_head_of
 from mhacli.text.escape import token_label
-from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
 from .elements import Html

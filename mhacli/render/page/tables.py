@@ -16,9 +16,8 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, chosen_heads
 from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_words
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
-from mhacli.render.run.steps import steps_table
+from mhacli.render.run.steps import self_check_line, steps_table
 from mhacli.render.run.trace import closing, step_table
-from mhacli.render.run.view import self_check_line
 
 from .elements import (
     WIDE,

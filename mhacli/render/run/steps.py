@@ -1,4 +1,6 @@
-"""The steps of a layer or of user code as one table, with more columns in pages and figures."""
+"""The steps of a layer or of user code as one table, with more columns in pages and figures; and
+lines that stand below them.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,11 +12,20 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from mhacli.numbers import shown
+from mhacli.record.checks import SelfCheck
 from mhacli.record.record import Record, Step
+from mhacli.record.sites import token_bytes
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import escaped, memory_text, sparkline
+from mhacli.render.base.format import (
+    agreement,
+    count_of,
+    escaped,
+    memory_text,
+    self_check_verdict,
+    sparkline,
+)
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 
 _LEAST_FORMULA = 16
 """The least width of the column of formulas."""
@@ -179,3 +190,26 @@ def number_row(numbers: Sequence[float | None], width: int, missing: str = _NOT_
     words = (missing if number is None else shown(number, "number") for number in numbers[:n_shown])
     more = f" … {len(numbers) - n_shown} more" if n_shown < len(numbers) else ""
     return "".join(f" {word:>{_NUMBER_WIDTH - 1}}" for word in words) + more
+
+
+def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
+    """One line: whether the output follows from the pattern shown, or what was `compared`
+    instead.
+    """
+    has_numbers = check.ok is not None or check.error is not None
+    numbers = agreement(check, compared) if has_numbers else check.note
+    return self_check_verdict(ok=check.ok, numbers=numbers)
+
+
+def kv_heads_line(record: Record) -> Iterator[Text]:
+    """How many query heads share a kv head, and the bytes that this saves; nothing if none is
+    shared.
+    """
+    c = record.config
+    group = c.heads_per_kv_head
+    if group > 1:
+        yield Text(
+            f"{count_of(c.n_heads // group, 'kv head')} for {c.n_heads} query heads, each shared by"
+            f" {group}: a token takes {shown(token_bytes(c), 'bytes')} of a cache instead of"
+            f" {shown(token_bytes(c, c.n_heads), 'bytes')}"
+        )

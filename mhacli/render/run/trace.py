@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
+from mhacli.numbers import shown
 from mhacli.record.record import (
     CacheStep,
     Cell,
@@ -26,6 +27,7 @@ from mhacli.record.record import (
     UserModule,
     is_a,
 )
+from mhacli.record.sites import Dims, mask_rules, variants
 from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import (
     configuration,
@@ -44,21 +46,20 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import sums
 from mhacli.settings import ROPE, Config
-from mhacli.sites import Dims, mask_rules, variants
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import shown
 from mhacli.text.tokens import Texts
 
 from .steps import (
     axes_text,
+    kv_heads_line,
     lines_table,
     number_row,
+    self_check_line,
     sources_of,
     step_name,
     value_lines,
     weights_of,
 )
-from .view import kv_heads_line, self_check_line
 
 _INDENT = (0, 0, 0, 3)
 _MOST_KEYS = 16

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.checks import SelfCheck
+from mhacli.numbers import shown
 from mhacli.record.heads import HeadsSummary, HeadStatistics, in_order
 from mhacli.record.record import (
     CheckpointRecord,
@@ -20,13 +20,11 @@ from mhacli.record.record import (
 )
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
-    agreement,
     configuration,
     count_of,
     flowing,
     random_line,
     rough_note,
-    self_check_verdict,
 )
 from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
@@ -45,11 +43,9 @@ from mhacli.render.heads.head_map import (
 from mhacli.render.heads.table import heads_table, sinks_line
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.run import BASE_BYTES
-from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
 
-from .steps import lines_table
+from .steps import kv_heads_line, lines_table, self_check_line
 
 MAX_HEADS_DRAWN = 8
 
@@ -189,29 +185,6 @@ def _costs(record: Record, summary: HeadsSummary, screen: Screen) -> Text:
     if total is not None:
         parts.append(f"took {shown(total.median_s, 'seconds')}")
     return flowing(parts, screen.width, style="dim")
-
-
-def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
-    """One line: whether the output follows from the pattern shown, or what was `compared`
-    instead.
-    """
-    has_numbers = check.ok is not None or check.error is not None
-    numbers = agreement(check, compared) if has_numbers else check.note
-    return self_check_verdict(ok=check.ok, numbers=numbers)
-
-
-def kv_heads_line(record: Record) -> Iterator[Text]:
-    """How many query heads share a kv head, and the bytes that this saves; nothing if none is
-    shared.
-    """
-    c = record.config
-    group = c.heads_per_kv_head
-    if group > 1:
-        yield Text(
-            f"{count_of(c.n_heads // group, 'kv head')} for {c.n_heads} query heads, each shared by"
-            f" {group}: a token takes {shown(token_bytes(c), 'bytes')} of a cache instead of"
-            f" {shown(token_bytes(c, c.n_heads), 'bytes')}"
-        )
 
 
 def _timings(record: Record, screen: Screen) -> RenderableType:

@@ -19,8 +19,8 @@ from msgspec.structs import replace as replace_struct
 from mhacli.errors import UsageError, bad_file, first_names
 from mhacli.io.data import decode, with_earlier_config
 from mhacli.io.safetensors import DTYPES, TensorFile, TensorInfo, read_tensor_file, shown_name
+from mhacli.record.sites import Dims
 from mhacli.settings import ITEM_BYTES, Config, as_option
-from mhacli.sites import Dims
 
 FORMAT = "mha.weights/1"
 EMBEDDING = "embed.weight"
