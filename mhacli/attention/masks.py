@@ -6,17 +6,24 @@ broadcast to `[batch, head, query, key]`. A mask also knows its band, outside of
 a key.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_, or_
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from .core import Allowed, KeyIdx, QueryIdx, VisibleCells, four_axes
+
+if TYPE_CHECKING:
+    from mhacli.record.sites import Dims
+
+    from .axes import Axis
 
 _FAR = 1 << 30
 
@@ -233,3 +240,33 @@ def shifted(mask: Allowed, offset: int) -> Mask:
         if cells is None
         else Mask(lambda q_idx, k_idx: mask(q_idx + offset, k_idx), band)
     )
+
+
+def of_run(
+    dims: Dims, queries: Axis, keys: Axis, places: Int[Tensor, "... key"] | None
+) -> Mask | None:
+    """The mask of a run by its settings, or None if all cells are allowed. `places` are the
+    positions of the keys in their texts.
+
+    A cell is allowed if no rule forbids it: the config's order of positions (causality, a window
+    with its sinks, and the prefix that all queries see), padding of queries and keys, and
+    documents.
+    """
+    config, rules = dims.config, list[Mask]()
+    if config.causal or config.prefix is not None:
+        rules.append(causal())
+    if config.window is not None:
+        near = window(*config.window)
+        if config.sink is not None:
+            near = either(near, leading(config.sink, places))
+        rules.append(near)
+    if config.prefix is not None:
+        rules = [either(leading(config.prefix, places), both(*rules))]
+    if dims.padded:
+        real = partial(padding, side=config.padding)
+        rules.append(real([*map(len, keys.ids)], padded_len=dims.k_len))
+        rules.append(real([*map(len, queries.ids)], padded_len=dims.q_len, of="query"))
+    if dims.packed:
+        labels = (axis.filled(axis.documents, -1).to(axis.device) for axis in (queries, keys))
+        rules.append(documents(*labels))
+    return both(*rules) if rules else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from json import dumps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
@@ -125,7 +125,7 @@ class Output:
     )
 
     @property
-    def format(self) -> str | None:
+    def format(self) -> Literal["json", "csv"] | None:
         """The format of stdout; None for the view of the terminal."""
         if self.json:
             return "json"
@@ -151,6 +151,8 @@ class Output:
 SAVED = ("save", "save_weights", "force", "keep", "keep_limit")
 """Options of `Output` that commands offer together, as `DRAWN`."""
 DRAWN = ("html", "svg", "png")
+OF_RECORDS = ("json", "csv", *DRAWN)
+"""The formats and pictures that every command with a table of heads offers."""
 REPORT = {"html": "Write what is printed as an HTML page."}
 """The option of `Output` that reports have, with its help there."""
 PATTERNS = ("view", "heads", "sequences", "top", "precision", "everything")
@@ -267,17 +269,22 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
     """
     if output.csv and record.module is not None:
         raise UsageError("--csv needs attention weights, which the trace of a module does not have")
-    if output.format is not None:
-        from mhacli.render.data import csv_pieces, json_pieces
+    from mhacli.render.data import csv_pieces, json_pieces
 
-        sys.stdout.writelines(json_pieces(record) if output.json else csv_pieces(record, options))
-        if options.view != "auto":
-            note(f"--view changes nothing with --{output.format}")
-        return
-    from mhacli.render.run.view import record_views
+    match output.format:
+        case "json":
+            sys.stdout.writelines(json_pieces(record))
+        case "csv":
+            sys.stdout.writelines(csv_pieces(record, options))
+        case None:
+            from mhacli.render.run.view import record_views
 
-    for view in record_views(record, options, output.screen):
-        draw(view, output.screen)
+            for view in record_views(record, options, output.screen):
+                draw(view, output.screen)
+        case _:
+            assert_never(output.format)
+    if output.format is not None and options.view != "auto":
+        note(f"--view changes nothing with --{output.format}")
 
 
 def print_report(
@@ -302,17 +309,20 @@ def print_report(
             lambda: report_page(view, name, command, pictures),
             lambda: report_figure(view, name, command, pictures),
         )
-    if output.json:
-        document = json()
-        if not isinstance(document, str):
-            document = dumps(document, indent=1, allow_nan=False) + "\n"
-        write(document)
-    elif output.csv:
-        from mhacli.render.data import rows_csv
+    match output.format:
+        case "json":
+            document = json()
+            if not isinstance(document, str):
+                document = dumps(document, indent=1, allow_nan=False) + "\n"
+            write(document)
+        case "csv":
+            from mhacli.render.data import rows_csv
 
-        sys.stdout.writelines(rows_csv(csv()))
-    else:
-        draw(view(output.screen), output.screen)
+            sys.stdout.writelines(rows_csv(csv()))
+        case None:
+            draw(view(output.screen), output.screen)
+        case _:
+            assert_never(output.format)
     note_written(output)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import progress
-from mhacli.cli.output import DRAWING, DRAWN, Output, print_result, require_output
+from mhacli.cli.output import DRAWING, OF_RECORDS, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import Corner, Kept
@@ -120,7 +120,7 @@ def heads(
     ],
     reading: Reading,
     output: Annotated[
-        Output, offers("json", "save", "force", *DRAWN, csv="Print CSV: a line per head.")
+        Output, offers(*OF_RECORDS, "save", "force", csv="Print CSV: a line per head.")
     ],
     *,
     keep_z: bool = setting(False, OUTPUT, "Save the head outputs (z) too."),

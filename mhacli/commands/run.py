@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from mhacli.cli.console import progress
 from mhacli.cli.output import (
     DRAWING,
-    DRAWN,
+    OF_RECORDS,
     PATTERNS,
     SAVED,
     TABLES,
@@ -38,7 +38,7 @@ def run(
     what: Computation,
     reading: Reading,
     options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "sort", "words", "rows", *DRAWING)],
-    output: Annotated[Output, offers("json", "csv", *SAVED, *DRAWN)],
+    output: Annotated[Output, offers(*OF_RECORDS, *SAVED)],
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
     from mhacli.cli.source import make_run, require_in_config

@@ -3,7 +3,15 @@
 from dataclasses import replace
 from typing import Annotated
 
-from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
+from mhacli.cli.output import (
+    DRAWING,
+    OF_RECORDS,
+    PATTERNS,
+    TABLES,
+    Output,
+    print_result,
+    require_output,
+)
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import read_record
 from mhacli.errors import UsageError
@@ -25,7 +33,7 @@ def show(
     options: Annotated[
         ViewOptions, offers(*PATTERNS, *TABLES, "maps", "sort", "layers", "words", "rows", *DRAWING)
     ],
-    output: Annotated[Output, offers("json", "csv", "force", *DRAWN)],
+    output: Annotated[Output, offers(*OF_RECORDS, "force")],
     *,
     path: str = setting("", "", _PATH, metavar="RECORD", argument=True),
     axes: str | None = setting(None, ARRAYS, AXES, metavar="LIST"),

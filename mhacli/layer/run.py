@@ -5,7 +5,6 @@ run.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -37,7 +36,6 @@ from mhacli.attention.layer import (
     sinusoidal,
     to_bytes,
 )
-from mhacli.attention.masks import Mask
 from mhacli.attention.reduction import make_baseline
 from mhacli.attention.scores import (
     Bias,
@@ -108,7 +106,7 @@ class Setup:
         self.axes = axes = make_axes(request, texts, device)
         self.queries = _tokens(axes.queries, dims)
         self.context = None if axes.is_self else _tokens(axes.keys, dims)
-        self.allowed = make_mask(axes, dims)
+        self.allowed = mask_of_run(axes, dims)
         self.random: Tensor | None = None
         self.bias: Tensor | None = None
         if config.random is not None:
@@ -272,41 +270,17 @@ def make_axes(request: Run, texts: Texts, device: torch.device) -> Axes:
     return Axes(queries, keys, not request.dims.cross, lambda word: ids.get(word, -1), config.dtype)
 
 
+def mask_of_run(axes: Axes, dims: Dims) -> Allowed | None:
+    """The mask of a run, or None if all cells are allowed."""
+    return masks.of_run(dims, axes.queries, axes.keys, _tokens(axes.keys, dims).places)
+
+
 def _tokens(axis: Axis, dims: Dims) -> Tokens:
     """The tokens on an axis. There is one row of positions for all texts if they begin together."""
     places = torch.arange(axis.length, device=axis.device)
     if dims.has_separate_positions:
         places = axis.filled(axis.places, 0).to(axis.device)
     return Tokens(axis.filled(axis.ids, -1).to(axis.device), places)
-
-
-def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
-    """The mask of a run, or None if all cells are allowed.
-
-    A cell is allowed if no rule forbids it: padding of queries and keys, the config's order of
-    positions (causality, a window with its sinks, and the prefix that all queries see), and
-    documents.
-    """
-    config, rules = dims.config, list[Mask]()
-    if config.causal or config.prefix is not None:
-        rules.append(masks.causal())
-    places = _tokens(axes.keys, dims).places
-    if config.window is not None:
-        near = masks.window(*config.window)
-        if config.sink is not None:
-            near = masks.either(near, masks.leading(config.sink, places))
-        rules.append(near)
-    if config.prefix is not None:
-        rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
-    if dims.padded:
-        real = partial(masks.padding, side=config.padding)
-        rules.append(real([*map(len, axes.keys.ids)], padded_len=dims.k_len))
-        rules.append(real([*map(len, axes.queries.ids)], padded_len=dims.q_len, of="query"))
-    if dims.packed:
-        both = (axes.queries, axes.keys)
-        of_tokens = (axis.filled(axis.documents, -1).to(axis.device) for axis in both)
-        rules.append(masks.documents(*of_tokens))
-    return masks.both(*rules) if rules else None
 
 
 # --------------------------------------------------------------------------------------------- runs

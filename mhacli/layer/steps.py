@@ -29,7 +29,7 @@ from mhacli.run import CellIndex, Run
 from mhacli.settings import ROPE, Config
 from mhacli.text.tokens import Texts
 
-from .run import Setup, make_axes, make_mask, make_record, record_run
+from .run import Setup, make_axes, make_record, mask_of_run, record_run
 
 
 @torch.no_grad()
@@ -201,7 +201,7 @@ def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
             code="too-large",
         )
 
-    allowed = make_mask(make_axes(request, texts, device), dims) or both()
+    allowed = mask_of_run(make_axes(request, texts, device), dims) or both()
     queries, keys = (
         torch.arange(n, dtype=torch.int32, device=device) for n in (dims.q_len, dims.k_len)
     )

@@ -8,7 +8,7 @@ file computes the cost of a decoding step from them.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -163,6 +163,23 @@ def mask_rules(dims: Dims) -> tuple[str, ...]:
     if config.score_bias is not None:
         rules.append("nothing where the score bias is −∞")
     return tuple(rules)
+
+
+def mask_words(dims: Dims) -> Iterator[str]:
+    """The mask in a few words each, as the header of a run has it."""
+    c = dims.config
+    if c.prefix is not None:
+        yield f"prefix {c.prefix}"
+    elif c.causal:
+        yield "causal"
+    if c.window is not None:
+        yield f"window {c.window[0]} left, {c.window[1]} right"
+    if c.sink is not None:
+        yield f"sink window {c.sink}"
+    if c.documents is not None:
+        yield f"documents split at {c.documents}"
+    if dims.padded and c.padding == "left":
+        yield "padding left"
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from mhacli.cli.console import loading_torch, progress, show_activity
-from mhacli.cli.output import DRAWN, Output, print_result, require_output
+from mhacli.cli.output import OF_RECORDS, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError
 from mhacli.io.memory import gc_paused
@@ -26,7 +26,7 @@ def effect(
     reading: Annotated[Reading, offers("span", "pair")],
     options: Annotated[ViewOptions, offers("everything")],
     output: Annotated[
-        Output, offers("json", "save", "force", *DRAWN, csv="Print CSV: a line per removal.")
+        Output, offers(*OF_RECORDS, "save", "force", csv="Print CSV: a line per removal.")
     ],
 ) -> None:
     """Computes the effects, saves the record and prints it."""

@@ -13,7 +13,7 @@ from mhacli.numbers import Unit, shown
 from mhacli.record.checks import Check
 from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, Timing
-from mhacli.record.sites import Dims, positions_name
+from mhacli.record.sites import Dims, mask_words, positions_name
 from mhacli.settings import Config
 from mhacli.text.escape import token_label, visible
 from mhacli.text.tokens import TokenSequence
@@ -157,18 +157,7 @@ def _input_and_mask(dims: Dims) -> Iterator[str]:
         yield f"random {c.distribution} rows"
     if c.positions != "sinusoidal":
         yield f"positions {positions_name(c)}"
-    if c.prefix is not None:
-        yield f"prefix {c.prefix}"
-    elif c.causal:
-        yield "causal"
-    if c.window is not None:
-        yield f"window {c.window[0]} left, {c.window[1]} right"
-    if c.sink is not None:
-        yield f"sink window {c.sink}"
-    if c.documents is not None:
-        yield f"documents split at {c.documents}"
-    if dims.padded and c.padding == "left":
-        yield "padding left"
+    yield from mask_words(dims)
 
 
 def _scores_and_output(dims: Dims) -> Iterator[str]:
