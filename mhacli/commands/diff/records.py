@@ -24,6 +24,7 @@ from .result import (
     RecordDiff,
     RecordDocument,
     Site,
+    SiteDifference,
     TextDifference,
     TokenChange,
     UsedTolerance,
@@ -106,16 +107,22 @@ def _record_diff(
         first = First("ids")
     elif first_site is not None:
         first = First("site", first_site.layer, first_site.site)
-    statuses = {site.status for layer in layers for site in layer.sites}
-    verdict: Verdict = "agree" if statuses & {"identical", "within"} else "nothing"
+    is_compared = any(site.is_compared or site.has_same_shape for site in _sites(layers))
+    verdict: Verdict = "agree" if is_compared else "nothing"
     if first is not None:
         verdict = "differ"
+    only_a, only_b = alone([*filter(None, labels_a)], [*filter(None, labels_b)])
     summary = "nothing can be compared: the records have no layer, site or step in common"
     if verdict != "nothing":
-        n_heads = sum(len(pair.heads_of_both) for pair in pairs.values())
-        has_effects = a.effect is not None and b.effect is not None
-        summary = "; ".join(_sentences(layers, n_heads, first, first_site, has_effects=has_effects))
-    only_a, only_b = alone([*filter(None, labels_a)], [*filter(None, labels_b)])
+        heads = [pair.heads_of_both for pair in pairs.values()]
+        n_heads = sum(map(len, heads)) if any(r.heads for r in records) else None
+        sentences = [*_sentences(layers, n_heads, first, first_site)]
+        if a.effect is not None or b.effect is not None:
+            sentences.append("the effects are not compared")
+        if only_a or only_b:
+            n_layers = _count(len(only_a) + len(only_b), "layer")
+            sentences.append(f"{n_layers} of one record alone not compared")
+        summary = "; ".join(sentences)
     document = RecordDocument(
         verdict=verdict,
         summary=summary,
@@ -147,29 +154,58 @@ def _first_site(layers: Sequence[LayerDifference]) -> Site | None:
 
 def _sentences(
     layers: Sequence[LayerDifference],
-    n_heads: int,
+    n_heads: int | None,
     first: First | None,
     first_site: Site | None,
-    *,
-    has_effects: bool,
 ) -> Iterator[str]:
-    """The result: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
+    """The result, which says of what it is one: `the statistics of 2 of 12 heads changed; the first
+    difference in what both hold is in layer 3 pattern; 4 sites before it are not compared`. Without
+    statistics `n_heads` is None.
+    """
     if first is None:
-        sites = (site for layer in layers for site in layer.sites if site.seen != "shape")
-        n = len([site for site in sites if site.status in ("identical", "within", "beyond")])
-        yield f"no difference in {_count(n, 'site')}" if n else "no difference"
+        yield _agreement([*_sites(layers)])
     if n_heads:
         n_changed = sum(len(layer.heads) for layer in layers)
-        yield f"{n_changed or 'none'} of {_count(n_heads, 'head')} changed"
-    if has_effects:
-        yield "the effects are not compared"
-    what = "first difference is"
+        yield f"the statistics of {n_changed or 'none'} of {_count(n_heads, 'head')} changed"
+    elif n_heads is not None:
+        yield "statistics of heads are not compared"
+    what = "first difference in what both hold is"
     if first is not None and first.where != "site":
-        yield f"the {what} in the {'tokens' if first.where == 'tokens' else 'ids of the tokens'}"
-        what = "first numbers that differ are"
+        which = "tokens" if first.where == "tokens" else "ids of the tokens"
+        yield f"the first difference is in the {which}"
+        what = "first numbers of both that differ are"
     if first_site is not None:
         name = "the mask" if first_site.site == "allowed" else first_site.site
         yield f"the {what} in " + f"{first_site.layer} {name}".strip()
+        before = _sites_before(layers, first_site)
+    else:
+        before = _sites(layers)
+    if n := len([site for site in before if site.status == "skipped"]):
+        where = " before it" if first_site is not None else ""
+        yield f"{_count(n, 'site')}{where} {'is' if n == 1 else 'are'} not compared"
+
+
+def _agreement(sites: Sequence[SiteDifference]) -> str:
+    """In how many sites two records agree, and by what."""
+    compared = [site for site in sites if site.is_compared]
+    if not compared:
+        return f"the same shapes in {_count(len(sites), 'step')}, without numbers to compare"
+    words = f"no difference in {_count(len(compared), 'site')}"
+    n_extremes = len([site for site in compared if site.seen == "extremes"])
+    return words + (f", in {n_extremes} by min, max, mean and std alone" if n_extremes else "")
+
+
+def _sites(layers: Sequence[LayerDifference]) -> Iterator[SiteDifference]:
+    return (site for layer in layers for site in layer.sites)
+
+
+def _sites_before(layers: Sequence[LayerDifference], first: Site) -> Iterator[SiteDifference]:
+    """The sites before one, in the order of execution."""
+    for layer in layers:
+        for site in layer.sites:
+            if (layer.layer, site.site) == (first.layer, first.site):
+                return
+            yield site
 
 
 def _count(n: int, noun: str) -> str:

@@ -114,12 +114,13 @@ class FormulaChange(msgspec.Struct, frozen=True):
 
 class SiteDifference(msgspec.Struct, frozen=True):
     """The comparison of one site of one layer: of arrays, of all numbers of a small tensor in
-    traces, of extremes and moments, or of shapes alone (`seen`). `status` is equal bits, within the
-    tolerance, beyond it, another shape or formula, or not comparable (`why`). `largest` is the
-    largest |B − A| of numbers finite in both, `magnitude` the largest number of either, and
-    `relative` their ratio. `n_different` cells are unequal; `n_nonfinite` of them are not finite in
-    one, or differently in both; of a mask one record alone allows `n_only_a` and `n_only_b`. `at`
-    is the place of the largest or first difference, and `told` are other formulas.
+    traces, of extremes and moments, or of shapes alone (`seen`). `status` is equal bits of all
+    numbers, within the tolerance, beyond it, another shape or formula, or not compared (`why`),
+    such as numbers that one record lacks. `largest` is the largest |B − A| of numbers finite in
+    both, `magnitude` the largest number of either, and `relative` their ratio. `n_different` cells
+    are unequal; `n_nonfinite` of them are not finite in one, or differently in both; of a mask one
+    record alone allows `n_only_a` and `n_only_b`. `at` is the place of the largest or first
+    difference, and `told` are other formulas.
     """
 
     site: str
@@ -145,6 +146,17 @@ class SiteDifference(msgspec.Struct, frozen=True):
     def departs(self) -> bool:
         """Whether the records differ here."""
         return self.status in ("beyond", "shape")
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether numbers of both were compared."""
+        return self.seen != "shape" and self.status in ("identical", "within", "beyond")
+
+    @property
+    def has_same_shape(self) -> bool:
+        """Whether both have it, with the same shape, and its numbers were not compared."""
+        is_known = self.seen == "shape" and self.shape_a is not None
+        return is_known and self.status == "skipped" and self.shape_a == self.shape_b
 
 
 class StatisticChange(msgspec.Struct, frozen=True):

@@ -120,22 +120,29 @@ class LayerPair:
         return [(head, of_b[head.head]) for head in self.a.heads if head.head in of_b]
 
     def difference(self, label: str) -> LayerDifference:
-        """What differs: the sites in order, which are arrays that both have, other steps of their
-        traces, and of user code steps of one alone; and the heads that changed.
+        """What differs: the sites in order, which are arrays of either and steps that both have, of
+        user code also steps of one alone; and the heads that changed. The ids of a text are
+        compared with its tokens.
         """
         arrays = [[name for name in _ORDER if name in each.arrays] for each in self.records]
         a, b = ({step.site: step for step in record.trace} for record in self.records)
         if self.a.decoding is not None or self.b.decoding is not None:
             a = b = {}
         steps = a.keys() | b.keys() if self.is_code else a.keys() & b.keys()
-        names = [name for name in a | b if self.is_code or name not in _ORDER]
+        names = [name for name in a | b if name in steps and (self.is_code or name not in _ORDER)]
         sites = [
             _compared_site(
-                self, name, _stored(self.a, name, a.get(name)), _stored(self.b, name, b.get(name))
+                self,
+                name,
+                *(
+                    _stored(record, name, trace.get(name) if name in steps else None)
+                    for record, trace in zip(self.records, (a, b), strict=True)
+                ),
             )
             for name in dict.fromkeys((*names, *_ORDER))
-            if name in steps or all(name in record.arrays for record in self.records)
+            if name in steps or any(name in each for each in arrays)
         ]
+        sites = [site for site in sites if (site.site, site.status) != ("ids", "skipped")]
         heads = [_changed_head(label, *both, self.tolerance) for both in self.heads_of_both]
         return LayerDifference(label, sites, [*filter(None, heads)], *alone(*arrays))
 
@@ -214,32 +221,48 @@ def _compared_site(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -
 
 
 def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> SiteDifference:
-    """The comparison of a site: of all numbers if both are known, else of extremes and moments, or
-    of shapes.
+    """The comparison of a site: of all numbers if both are known, else of extremes and moments.
+    Shapes alone are no comparison, unless they differ.
     """
     is_array = all(name in record.arrays for record in pair.records)
     seen: Literal["array", "shape"] = "array" if is_array else "shape"
-    row = SiteDifference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
+    why = _why_not_compared(x, y)
+    row = SiteDifference(name, seen, "skipped", x.axes or y.axes, x.shape, y.shape, why=why)
     if name in OF_MASK and not pair.has_masks:
         return changed(row, status="skipped", why="the mask of weights as given is not known")
-    why = _other_shape(pair, row, y.axes)
-    if why:
-        return changed(row, status="shape", why=why)
+    if None in (x.shape, y.shape) and not pair.is_code:
+        return row
+    other = _other_shape(pair, row, y.axes)
+    if other:
+        return changed(row, status="shape", why=other)
     can_match = is_array or (x.shape == y.shape and pair.has_same_tokens)
     if can_match and x.axes == y.axes and x.numbers is not None and y.numbers is not None:
-        row = changed(row, seen="array" if is_array else "numbers")
+        row = changed(row, seen="array" if is_array else "numbers", why="")
         row = _with_all_numbers(pair, row, (x.numbers, y.numbers))
     elif can_match and not is_array and x.summary is not None and y.summary is not None:
-        row = changed(row, seen="extremes", why="by min, max, mean, std")
+        row = changed(row, seen="extremes", why="only min, max, mean and std")
         of_a, of_b = (
             np.array([each.min, each.max, each.mean, each.std], float)
             for each in (x.summary, y.summary)
         )
         row = _with_numbers(row, [_MatchedCells(of_a, of_b)], pair.tolerance)
+        row = changed(row, status="within" if row.status == "identical" else row.status)
     n_nonfinite = {(each.n_nan, each.n_inf) for each in (x.summary, y.summary) if each is not None}
     if row.seen in ("numbers", "extremes") and len(n_nonfinite) > 1:
         return changed(row, status="beyond")
     return row
+
+
+def _why_not_compared(x: _StoredSite, y: _StoredSite) -> str:
+    """Why the numbers of a site cannot be compared, by the records that have any."""
+    known = [
+        letter
+        for letter, site in (("A", x), ("B", y))
+        if site.numbers is not None or site.summary is not None
+    ]
+    if len(known) == 1:
+        return f"numbers in {known[0]} alone"
+    return "numbers of other tokens or of another kind" if known else "numbers in neither record"
 
 
 def _with_all_numbers(

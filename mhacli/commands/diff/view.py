@@ -125,13 +125,6 @@ def _listed(
         yield from table(listed, screen.width)
 
 
-def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
-    """The layers or sites that one record alone has."""
-    for letter, names in zip("AB", sides, strict=True):
-        if text := ", ".join(dict.fromkeys(names)):
-            yield escaped(f"{words} {letter}: {text}", "dim")
-
-
 # -------------------------------------------------------------------------------------------- sites
 
 
@@ -154,9 +147,7 @@ def _sites(
     rows = list[_SiteRow]()
     for layer in layers:
         sites = [
-            site
-            for site in layer.sites
-            if options.everything or site.status not in ("identical", "skipped")
+            site for site in layer.sites if options.everything or site.departs or site.n_different
         ]
         if is_brief:
             sites = sorted(sites, key=lambda site: not site.departs)[:1]
@@ -167,21 +158,34 @@ def _sites(
         title = "sites, in the order of execution"
     elif is_brief:
         title = "the first site of each layer that differs"
-    n_more = sum(len(layer.sites) for layer in layers) - len(rows)
+    n_compared = len([site for each in layers for site in each.sites if site.status != "skipped"])
     notes = list[str]()
-    if n_more:
-        words = count_of(n_more, "more site")
-        notes.append(f"{words} (--all)" if is_brief else f"{words} without a difference (--all)")
+    if n_compared > len(rows) and not options.everything:
+        words = f"{count_of(n_compared - len(rows), 'more site')} compared"
+        notes.append(f"{words} (--all)" if is_brief else f"{words}, without a difference (--all)")
     if rows:
         columns = _SITE_COLUMNS if len(layers) > 1 else _SITE_COLUMNS[1:]
         yield from table(Table(columns, rows, title=title), screen.width, *notes)
     elif not layers:
         yield Text("the records have no layer in common", style="yellow")
-    yield from _alone("only in", d.document.only_a, d.document.only_b)
-    if not is_brief:
-        for layer in layers:
-            sides = (map(_site_name, names) for names in (layer.only_a, layer.only_b))
-            yield from _alone(f"{layer.layer} only in".lstrip(), *sides)
+    for letter, names in zip("AB", (d.document.only_a, d.document.only_b), strict=True):
+        if names:
+            yield escaped(f"not compared, in {letter} alone: {', '.join(names)}", "dim")
+    if not options.everything:
+        yield from _not_compared(layers)
+
+
+def _not_compared(layers: Sequence[LayerDifference]) -> Iterator[Text]:
+    """The sites that are not compared, and why; the layers of each line, if it is not for all."""
+    labels = dict[tuple[str, str], list[str]]()
+    for layer in layers:
+        skipped = [site for site in layer.sites if site.status == "skipped"]
+        for why in dict.fromkeys(site.why for site in skipped):
+            names = ", ".join(_site_name(site.site) for site in skipped if site.why == why)
+            labels.setdefault((names, why), []).append(layer.layer)
+    for (names, why), of_layers in labels.items():
+        where = f" in {', '.join(of_layers)}" if len(of_layers) < len(layers) else ""
+        yield escaped(f"not compared{where}: {names} ({why})", "dim")
 
 
 def _site_name(site: str) -> str:
@@ -194,8 +198,9 @@ def _remarks(row: _SiteRow) -> Iterator[str]:
     """
     site = row.site
     if site.status in ("identical", "within"):
-        words = words_of("columns", "diff")[site.status].heading
-        yield words if site.seen != "shape" else "same shape"
+        yield words_of("columns", "diff")[site.status].heading
+    if site.has_same_shape:
+        yield "same shape"
     if site.n_only_a or site.n_only_b:
         yield f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B"
     elif site.n_nonfinite:
@@ -205,7 +210,7 @@ def _remarks(row: _SiteRow) -> Iterator[str]:
     if site.at is not None:
         yield ", ".join(_place(row.record, site.at))
     if site.why:
-        yield visible(site.why)
+        yield f"{'not compared: ' * (site.status == 'skipped')}{visible(site.why)}"
     for change in site.told:
         yield f"{change.name}: {visible(change.a)} against {visible(change.b)}"
 

@@ -55,6 +55,8 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "bias": ("run", TEXT, *LAYER, "--score-bias", "bias.safetensors"),
     "bare": ("run", TEXT, *LAYER, "--no-out-proj"),
     "pattern": ("run", TEXT, *LAYER, "--keep", "pattern"),
+    "kept": ("run", TEXT, *LAYER, "--seed", "1", "--keep", "q,k,v,x,qk,pattern"),
+    "kept of seed 0": ("run", TEXT, *LAYER, "--keep", "q,k,v,qk,pattern"),
     "two": ("run", TEXT, "a dog", *LAYER),
     "right": ("run", TEXT, "the cat", *LAYER),
     "left": ("run", TEXT, "the cat", *LAYER, "--padding", "left"),
@@ -337,7 +339,11 @@ def test_the_first_difference_and_every_number_are_those_of_numpy(
     statuses = {site["status"] for layer in document["layers"] for site in layer["sites"]}
     assert bool({"beyond", "shape"} & statuses) == (answer.first_site is not None)
     if a == b or (a, b) == ("a", "again"):
-        assert statuses <= {"identical"}
+        assert statuses <= {"identical", "skipped"}
+    for site in (site for layer in document["layers"] for site in layer["sites"]):
+        assert site["status"] != "skipped" or site["why"], site
+        is_partial = site["seen"] in ("shape", "extremes")
+        assert not (is_partial and site["status"] == "identical"), site
 
 
 # ------------------------------------------------------------------------------------------ numbers
@@ -467,6 +473,22 @@ def test_arrays_and_layers_of_one_record_alone_are_named_and_are_no_difference(
         document = diff(mha, record, *pair, code=0)
         assert document[side] == ["layer 0", "layer 1"]
         assert [layer["layer"] for layer in document["layers"]] == ["layer 2"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "letters"), [("a", "seed", ""), ("a", "kept", "B"), ("kept", "a", "A")]
+)
+def test_what_is_not_in_both_records_is_not_compared(
+    mha: Any, record: Any, a: str, b: str, letters: str
+) -> None:
+    sites = sites_of(diff(mha, record, a, b, code=3))
+    for name in ("x", "q", "k", "v"):
+        assert sites[name]["status"] == "skipped"
+        assert [letter for letter in "AB" if letter in sites[name]["why"]] == [*letters]
+    assert sites["qk"]["status"] == "beyond"
+    kept = diff(mha, record, "kept", "kept of seed 0", code=3)
+    assert kept["first_site"] == {"layer": "", "site": "q"}
+    assert sites_of(kept)["scores"]["status"] == "skipped"
 
 
 # ------------------------------------------------------------------------------------------- tokens
