@@ -34,6 +34,7 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
     least = max(eps_of(coarser.dtype), eps_of(torch.float32))
     rows, unmatched = list[Difference](), list[Unmatched]()
     has_all_tokens = True
+    notes = [*_notes(a, b)]
     for pair in _pairs(a, b):
         if pair.a is None or pair.b is None:
             unmatched.append(_unmatched(pair, f"only {'B' if pair.a is None else 'A'} has it"))
@@ -42,8 +43,11 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
         gaps = {} if _only_one_has_head(pair.a, pair.b, x, y) else gaps_at(pair.a, x, y)
         if pair.a.site == "logits":
             has_all_tokens = x.shape[:-1] == y.shape[:-1]
+            if gaps and x.shape != y.shape:
+                sizes = f"{list(x.shape)} in A and {list(y.shape)} in B"
+                notes.append(f"of the logits, {sizes}, only what both have is compared")
         if not gaps:
-            why = f"its shape is {list(x.shape)} in A and {list(y.shape)} in B"
+            why = f"shapes {list(x.shape)} and {list(y.shape)}"
             unmatched.append(_unmatched(pair, why))
         for site, gap in gaps.items():
             place = changed(pair.a, site=site)
@@ -59,7 +63,7 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
     return ModelDocument(
         places=rows,
         unmatched=unmatched,
-        notes=[*_notes(a, b)],
+        notes=notes,
         dtypes=[dtype_name(side.dtype) for side in (a, b)],
         times_rounding=TIMES_ROUNDING,
     )
@@ -91,7 +95,7 @@ def _unmatched(pair: _Pair, why: str) -> Unmatched:
     """A place that could not be compared, or that one model lacks."""
     name_a, name_b = (None if each is None else each.name for each in pair)
     place = next(filter(None, pair))
-    return Unmatched(**place.where, name_a=name_a, name_b=name_b, why=why)
+    return Unmatched(**place.where, name_a=name_a, name_b=name_b, why=why, number=place.number)
 
 
 def _only_one_has_head(a: ModelPlace, b: ModelPlace, x: Tensor | Call, y: Tensor | Call) -> bool:
@@ -125,6 +129,7 @@ def _row(
         heads=tuple(beyond) if is_beyond else (),
         n_heads=len(heads),
         beyond=is_beyond,
+        number=place.number,
     )
 
 

@@ -288,7 +288,9 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class _OfBoth(Located, frozen=True):
-    """A place of one model or of both, with the names of the modules."""
+    """A place of one model or of both, with the names of the modules; the `number` of one that is
+    compared or not counts the earlier places of the same kind, such as tables of embeddings.
+    """
 
     name_a: str | None
     name_b: str | None
@@ -310,12 +312,14 @@ class Difference(_OfBoth, frozen=True):
     n_heads: int
     beyond: bool
     healed: bool = False
+    number: int = 0
 
 
 class Unmatched(_OfBoth, frozen=True):
     """A place that could not be compared, and why."""
 
     why: str
+    number: int = 0
 
 
 class ModelDocument(msgspec.Struct, frozen=True):

@@ -338,6 +338,8 @@ def _model_grid(d: ModelDocument, screen: Screen) -> Iterator[RenderableType]:
         top=max(1.0, float(np.nanmax(values))),
         corner="layer ",
         unit="short",
+        has_words=True,
+        masked="not compared",
         meaning=(
             "powers of ten of relative difference ÷ rounding; beyond rounding from"
             f" {math.log10(d.times_rounding):.1f} on"

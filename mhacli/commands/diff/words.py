@@ -45,6 +45,7 @@ CAUSES: Mapping[PartAndSite, str] = {
 }
 """What differs where two models first differ, by part and site in the order of execution."""
 _NAMES = {
+    "embedding": "input of layer 0",
     "q_rotated": "q as rotated",
     "k_rotated": "k as rotated",
     "output_norm": "norm of the output",
@@ -56,13 +57,21 @@ def summary_of(d: ModelDocument) -> str:
     if d.ids is not None:
         return _other_ids(*d.ids)
     if d.first is not None:
-        return f"they first differ in {_size(d.first)}; {_cause(d, d.first)}"
-    equal = (place for place in d.places if not place.healed)
+        return f"they first differ in {_size(d.first)}; {_cause(d, d.first)}{_not_in_both(d)}"
+    equal = [place for place in d.places if not place.healed]
     nearest = max(equal, key=lambda place: (place.relative or 0.0) / place.rounding)
     words = "they are the same, bit for bit"
     if nearest.relative:
         words = f"the nearest to it is {_size(nearest)}"
-    return f"no difference beyond rounding in {len(d.places)} places; {words}"
+    if n_healed := len(d.places) - len(equal):
+        words += f"; {n_healed} more differ, and what follows from them does not"
+    return f"no difference beyond rounding in {len(equal)} places; {words}{_not_in_both(d)}"
+
+
+def _not_in_both(d: ModelDocument) -> str:
+    """How many places are not compared, as the end of a sentence."""
+    n = len(d.unmatched)
+    return f"; {n} {'place is' if n == 1 else 'places are'} not compared" if n else ""
 
 
 def _size(place: Difference) -> str:
@@ -83,9 +92,14 @@ def _other_ids(a: Sequence[int], b: Sequence[int]) -> str:
 
 def where(place: Row) -> str:
     """A place in words: `layer 2, attention, head 1 (z)`. What a model without a head gives is its
-    output.
+    output. Tables of embeddings have their names, and other places of the same kind numbers.
     """
     site = _NAMES.get(place.site, place.site)
+    if site == "lookup":
+        tables = (name.rpartition(".")[2] for name in (place.name_a, place.name_b) if name)
+        site = f"lookup in {' / '.join(dict.fromkeys(tables))}"
+    elif place.number:
+        site = f"{site} {place.number + 1}"
     part: str = place.part
     words = [] if place.layer is None else [f"layer {place.layer}"]
     if site.startswith(MAPPED):
@@ -149,17 +163,16 @@ def _not_compared(
     """
     causes = list[str]()
     for site in reversed(before):
-        if site in equal:
+        if site in unmatched:
+            if site[0] != part and site != ("norm", "norm"):
+                causes.append(f"{site[0]}, of which not all could be compared,")
+                break
+            place, cause = unmatched[site], CAUSES[site]
+            if site[1] == "norm":
+                cause = f"norm before it, {place.name_a or place.name_b} ({place.why}),"
+            causes.append(cause)
+        if site in equal:  # if not all of its kind are compared, the others are equal
             break
-        if site not in unmatched:
-            continue
-        if site[0] != part and site != ("norm", "norm"):
-            causes.append(f"{site[0]}, of which not all could be compared,")
-            break
-        place, cause = unmatched[site], CAUSES[site]
-        if site[1] == "norm":
-            cause = f"norm before it, {place.name_a or place.name_b} ({place.why}),"
-        causes.append(cause)
     return causes[::-1]
 
 
@@ -167,5 +180,5 @@ def _equal_words(sites: Sequence[str]) -> str:
     """What is equal before, of the same attention, norms only if nothing else is."""
     names = [_NAMES.get(site, site) for site in sites if site != "norm"] or [*sites]
     if not names:
-        return "what is before it is"
+        return "what is compared before it is"
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

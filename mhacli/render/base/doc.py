@@ -114,7 +114,8 @@ class Grid:
     `beside` the cells are of the number of a row; those with a `drop` go first. With `has_all_rows`
     none is left out. `smaller` gives the grid with at most so many rows and columns. `taken` are
     the cells that were taken out, and `about` gives the tooltip of a cell (None: its names and
-    number; a cell without tooltip is not drawn).
+    number; a cell without tooltip is not drawn). With `has_words` the columns have names of which
+    no word is broken where they fit. A blank is `masked`, or what that word says.
     """
 
     title: str = ""
@@ -137,6 +138,8 @@ class Grid:
     smaller: Callable[[int, int], Grid] | None = None
     taken: Array | None = None
     about: Callable[[int, int], str] | None = None
+    has_words: bool = False
+    masked: str = "masked"
 
     @property
     def visible(self) -> Array:

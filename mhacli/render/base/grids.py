@@ -52,6 +52,8 @@ _RULE = 3
 """The least columns of the line behind a title, with the blank before it."""
 _LEAST_NUMBER = 3
 """The least columns of a cell that is a number: no number needs fewer."""
+_LEAST_WORD = 3
+"""The least columns of a shade whose column has words for a name."""
 _LEAST_LABEL = 13
 """The columns that names of pooled rows need at least."""
 
@@ -135,17 +137,31 @@ class _Panel:
     @cached_property
     def needed(self) -> int:
         """The least width of the whole grid with its title."""
-        room = self.around + (_WIDEST_NAME + 2) * len(self.grid.columns)
-        return self.width(self.size(room) if self.is_whole and self.has_numbers else self.least)
+        n = len(self.grid.columns)
+        room = self.around + (_WIDEST_NAME + 2) * n
+        size = self.size(room) if self.is_whole and self.has_numbers else self.least
+        return self.width(size * n)
 
     @property
     def inside(self) -> int:
         """The least width of the whole grid."""
         return self.around + self.least * len(self.grid.columns)
 
-    def width(self, size: int) -> int:
-        """The width of the whole grid with its title and cells of a width."""
-        return max(self.around + size * len(self.grid.columns), cell_len(self.grid.title) + _RULE)
+    def width(self, cells: int) -> int:
+        """The width of the whole grid with its title and cells that have a width together."""
+        return max(self.around + cells, cell_len(self.grid.title) + _RULE)
+
+    def sizes(self, room: int) -> list[int]:
+        """The widths of the cells of each column in a room: the same for all, or where that breaks
+        words, those of their longest words if these fit.
+        """
+        names, size = self.grid.columns, self.size(room)
+        if self.grid.has_words and size <= _longest(self.grid):
+            longest = [max(map(cell_len, name.split())) for name in names]
+            sizes = [max(_LEAST_WORD, 1 + n) for n in longest]
+            if sum(sizes) <= room - self.around:
+                return sizes
+        return [size] * len(names)
 
     def size(self, room: int) -> int:
         """The width of a cell in a room: as wide as its name needs and fits, at least what a number
@@ -160,15 +176,15 @@ class _Panel:
 
 
 class _SizedPanel(NamedTuple):
-    """A form of a grid, and the width of its cells."""
+    """A form of a grid, and the widths of its cells by column."""
 
     panel: _Panel
-    size: int
+    sizes: Sequence[int]
 
     @property
     def width(self) -> int:
         """The width of the whole grid with its title."""
-        return self.panel.width(self.size)
+        return self.panel.width(sum(self.sizes))
 
 
 def _longest(g: Grid) -> int:
@@ -298,7 +314,7 @@ def _forms_in_row(
 def _fitting(forms: Sequence[_Panel], room: int) -> _SizedPanel:
     """The widest form that fits into a room, or else the narrowest."""
     panel = next((form for form in forms if form.needed <= room), forms[-1])
-    return _SizedPanel(panel, panel.size(room))
+    return _SizedPanel(panel, panel.sizes(room))
 
 
 def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Grid:
@@ -368,7 +384,9 @@ def _title(g: Grid, width: int) -> Iterator[Text]:
         yield rule.append(" " + "─" * (width - cell_len(g.title) - 1), style="not bold dim")
 
 
-def _painted(panel: _Panel, size: int, screen: Screen, names: Sequence[str]) -> Iterator[Text]:
+def _painted(
+    panel: _Panel, sizes: Sequence[int], screen: Screen, names: Sequence[str]
+) -> Iterator[Text]:
     """The lines with the names of the columns, then one for each row, or for two as half blocks."""
     g = panel.grid
     label = panel.label
@@ -378,7 +396,11 @@ def _painted(panel: _Panel, size: int, screen: Screen, names: Sequence[str]) -> 
     yield Text(f"{g.corner:<{label}}{first}{headings}", "dim")
     yield from (Text(" " * label + line, "dim") for line in others)
     is_halved = (
-        not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
+        not panel.has_numbers
+        and screen.colour
+        and g.signs is None
+        and not g.has_words
+        and len(g.rows) > MAX_ROWS
     )
     allowed = g.allowed if panel.has_numbers or g.taken is None else g.allowed & ~g.taken
     cells = levels(g.values, allowed, g.scale, g.top).tolist()
@@ -394,47 +416,57 @@ def _painted(panel: _Panel, size: int, screen: Screen, names: Sequence[str]) -> 
             lower = cells[row + 1] if row + 1 < len(cells) else None
             line.append_tokens(half_cells(cells[row], lower, ramp_of(g)))
         else:
-            line.append_tokens(_cells(panel, row, cells[row], size, colour=screen.colour))
+            line.append_tokens(_cells(panel, row, cells[row], sizes, colour=screen.colour))
         line.append_tokens(
             (f"{column.text(row):>{width}}", column.style(row)) for column, width in beside
         )
         yield line
 
 
-def _headings(panel: _Panel, size: int) -> list[str]:
+def _headings(panel: _Panel, sizes: Sequence[int]) -> list[str]:
     """The lines of the names of the columns: names that are wider than their cells go on below; or
     where they have no room some of their numbers.
     """
     g = panel.grid
     longest = _longest(g)
-    if not panel.has_numbers and (size <= min(3, longest) or not longest):
+    size = sizes[0] if sizes else 0
+    if not panel.has_numbers and not g.has_words and (size <= min(3, longest) or not longest):
         return [ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5)]
-    room = size - 1
     names = []
-    for name in g.columns:
+    for name, size in zip(g.columns, sizes, strict=True):
+        room = max(1, size - 1)
         if panel.has_numbers and cell_len(panel.starred(name)) <= room:
             word = panel.starred(name)
             names.append([" " * (size - cell_len(word)) + word])
         else:
             lines = chop_cells(fitted(name, room * _NAME_LINES), room)[:_NAME_LINES]
+            if g.has_words and all(cell_len(word) <= room for word in name.split()):
+                lines = name.split()
             before = " " * panel.has_numbers
             names.append([set_cell_size(before + line, size) for line in lines])
-    return ["".join(line) for line in zip_longest(*names, fillvalue=" " * size)]
+    height = max(map(len, names))
+    padded = [
+        [*lines, *[" " * size] * (height - len(lines))]
+        for lines, size in zip(names, sizes, strict=True)
+    ]
+    return ["".join(line) for line in zip(*padded, strict=True)]
 
 
 def _cells(
-    panel: _Panel, row: int, cells: list[int], size: int, *, colour: bool
+    panel: _Panel, row: int, cells: list[int], sizes: Sequence[int], *, colour: bool
 ) -> Iterator[tuple[str, Style]]:
     """The cells of a row as signs, as shades, or as numbers behind a blank."""
     g = panel.grid
     ramp = ramp_of(g)
     masked = "" if g.scale == "change" else panel.starred("0")
-    for column, level in enumerate(cells):
+    for column, (level, size) in enumerate(zip(cells, sizes, strict=True)):
         if g.signs is not None:
             yield g.signs[row][column]
             yield " " * (size - 1), PLAIN
         elif not panel.has_numbers:
-            yield cell(level, size, colour=colour, ramp=ramp, gap=int(size > 3))
+            yield cell(
+                level, size, colour=colour, ramp=ramp, gap=int(size > (1 if g.has_words else 3))
+            )
         else:
             is_marked = g.marked is not None and bool(g.marked[row, column])
             number = panel.number(float(g.values[row, column]), is_marked=is_marked)
@@ -607,7 +639,7 @@ def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[str | Text]:
 def _signs(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
     """What stands in cells without a number, as far as it occurs."""
     if any(g.signs is None and g.scale != "change" and not g.allowed.all() for g in parts):
-        yield "0 masked" if has_numbers else "a blank is masked"
+        yield "0 masked" if has_numbers else f"a blank is {parts[0].masked}"
     if any(np.isnan(g.visible).any() for g in parts):
         yield f"{'nan' if has_numbers else NAN_SIGN} not a number"
 

@@ -328,9 +328,26 @@ def test_a_port_parts_where_its_mistake_is(mistake: str, place: Any, by_hand: bo
 def test_logits_of_the_last_position_alone_are_compared_with_the_last() -> None:
     model = checkpoints.model("gpt2")
     port = Port(model, last=True)
-    assert mhacli.diff(model, port, {"input_ids": IDS})["first"] is None
+    document = mhacli.diff(model, port, {"input_ids": IDS})
+    assert document["first"] is None
+    assert any("logits" in note for note in document["notes"])
     port.to_words.weight.data[7] += 1.0
     assert first(mhacli.diff(port, model, IDS)) == (None, "logits", "logits")
+
+
+@pytest.mark.parametrize(
+    "families", [("gpt2", "llama"), pytest.param(("gpt2", "bert"), marks=pytest.mark.real)]
+)
+def test_no_place_is_both_compared_and_not_compared(families: tuple[str, str]) -> None:
+    document = mhacli.diff(*map(checkpoints.model, families), {"input_ids": IDS})
+    names = ("stack", "layer", "part", "site", "number")
+    compared, others = (
+        {tuple(place[name] for name in names) for place in document[kind]}
+        for kind in ("places", "unmatched")
+    )
+    assert others
+    assert not compared & others
+    assert len(compared) == len(document["places"])
 
 
 def test_models_of_other_sizes_are_compared_as_far_as_they_fit() -> None:
@@ -341,7 +358,7 @@ def test_models_of_other_sizes_are_compared_as_far_as_they_fit() -> None:
     document = mhacli.diff(model, other, IDS)
     assert {"A has 2 layers and B 3", "A has 2 heads and B 3"} <= {*document["notes"]}
     assert any(
-        "its shape is [1, 2, 13, 24] in A and [1, 3, 13, 16] in B" in place["why"]
+        "[1, 2, 13, 24]" in place["why"] and "[1, 3, 13, 16]" in place["why"]
         for place in document["unmatched"]
     )
     with pytest.raises(mhacli.MhaError, match="shape"):
@@ -446,6 +463,19 @@ def test_two_checkpoints_are_compared_over_a_text(mha: Any, folders: Any) -> Non
     assert " ".join(shown.split()).endswith(ended.json["summary"])
     rows = mha("diff", *folders, TEXT, "--csv", code=3).stdout.splitlines()
     assert len(rows) == 1 + len(ended.json["places"])
+
+
+@pytest.mark.parametrize(
+    "width",
+    [80, pytest.param(120, marks=pytest.mark.real), pytest.param(200, marks=pytest.mark.real)],
+)
+def test_no_name_above_the_grid_of_places_is_broken(mha: Any, width: int) -> None:
+    folders = map(checkpoints.folder, ("llama", "gpt2"))
+    ended = mha("diff", *folders, "--ids", "3,4,5", code=3, env={"COLUMNS": str(width)})
+    lines = ended.stdout.splitlines()
+    heading = next(at for at, line in enumerate(lines) if line.startswith("layer "))
+    assert len(lines[heading].split()) == 14
+    assert lines[heading + 1].startswith("0 ")
 
 
 @pytest.mark.real

@@ -254,4 +254,4 @@ def test_places_of_tensors_without_numbers_are_compared(
     _, _, tensors = next(entry for entry in document["entries"] if entry[1] is None)
     arrays[tensors[""]] = arrays[tensors[""]][:0]
     (tmp_path / "p").write_bytes(saved(arrays, document))
-    assert "its shape is [0, " in mha("diff", "p", "m").stdout
+    assert "[0, " in mha("diff", "p", "m").stdout
