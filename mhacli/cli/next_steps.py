@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mhacli.numbers import shown
 from mhacli.record.heads import HeadStatistics, in_order
-from mhacli.record.record import Record
+from mhacli.record.record import LayerView, Record
 from mhacli.render.base.format import flowing, token_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads
@@ -35,7 +35,12 @@ def print_next_steps(record: Record, options: ViewOptions) -> None:
     if name == "run" and record.model is None and not options.verbose:
         more = "more: --tokens, --shapes, --timings or --verbose;"
         _write_filled([*more.split(), "every word:", "mha explain"])
-    for step in _steps(name, record, options):
+    print_steps(_steps(name, record, options))
+
+
+def print_steps(steps: Iterable[NextStep]) -> None:
+    """Prints commands to type next, each with what it shows as a comment."""
+    for step in steps:
         _write_filled(["next: mha", *map(shlex.quote, step.words)], " \\\n  ")
         _write_filled(["  #", *step.about.split()], "\n  # ")
 
@@ -163,10 +168,21 @@ def _shown_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
         return
     view = views.get(head.attention, next(iter(views.values())))
     _, _, *typed = record_command()
-    if view.is_drawable and len(typed) == 1:
-        option = "--head" if view.has_pattern else "--map"
-        words = ("show", *typed, *_layer(record, head), option, str(head.head))
-        yield NextStep(words, f"draws head {head.head}")
+    if len(typed) == 1 and (step := show_head(typed[0], view, head.head)):
+        yield step
+
+
+def show_head(path: str, view: LayerView, head: int) -> NextStep | None:
+    """The command that draws a head of an attention of a record; None if the record lacks it, or
+    where its path cannot be typed.
+    """
+    if not view.is_drawable or view.inspected.call > 1:
+        return None
+    if path.startswith("-") or not path.isprintable():
+        return None
+    layer = ("--layer", view.name.replace(" ", ".")) if view.name else ()
+    option = "--head" if view.has_pattern else "--map"
+    return NextStep(("show", path, *layer, option, str(head)), f"draws head {head}")
 
 
 def _edges_of_a_head(record: Record) -> Iterator[NextStep]:

@@ -2,6 +2,8 @@
 two saved records, these without torch: where they first differ.
 """
 
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
@@ -9,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
+from mhacli.cli.next_steps import NextStep, print_steps
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import (
@@ -66,14 +69,17 @@ def diff(
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
     result: RecordDiff | ModelDiff
+    steps: Callable[[], Iterable[NextStep]]
     if set(kinds) <= {"record", "tensors"}:
         from .records import compare_records
+        from .steps import steps_of_records
         from .view import record_view, require_layers
 
         with progress("comparing"):
             result = compare_records(request.a, request.b, tolerance, partial(_read, axes=axes))
         require_layers(result, options)
         view = partial(record_view, result, options=options)
+        steps = partial(steps_of_records, result, options)
     else:
         if tolerance is not None:
             message = "--tolerance is for two records: what counts between models is measured"
@@ -86,16 +92,20 @@ def diff(
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
             return
+        from .steps import steps_of_models
         from .view import model_view
 
         result = ModelDiff(decode(ModelDocument, document, "the comparison"))
         view = partial(model_view, result, options=options)
+        steps = partial(steps_of_models, result, request, source, options)
     print_report(
         output,
         view=view,
         json=lambda: result.to_dict(record_command()),
         csv=lambda: [*result.rows()],
     )
+    if output.format is None and sys.stdout.isatty() and axes is None:
+        print_steps(steps())
     if result.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"
         hint = "compare two records of the same command, both with --model or both without"

@@ -68,12 +68,7 @@ def require_layers(d: RecordDiff, options: ViewOptions) -> None:
 @draws(RecordDiff)
 def record_view(d: RecordDiff, screen: Screen, options: ViewOptions = _OPTIONS) -> RenderableType:
     """The complete output for two records. `require_layers` must accept the options."""
-    document, record = d.document, d.records[0]
-    labels = labels_of(record)
-    chosen = [
-        labels[record.layers.index(each.inspected)] for each in chosen_layers(record, options)
-    ]
-    layers = [layer for layer in document.layers if layer.layer in chosen] or document.layers
+    document, layers = d.document, shown_layers(d, options)
     names = [escaped(f"A = {document.a} · B = {document.b}", "bold")]
     n_a, n_b = document.n_sequences
     if n_a != n_b:
@@ -93,6 +88,22 @@ def record_view(d: RecordDiff, screen: Screen, options: ViewOptions = _OPTIONS) 
     limit = f"{document.tolerance.relative:.3g} × the site's largest"
     rule = Text(f"numbers agree if |B − A| ≤ {limit} (--tolerance)", style="dim")
     return Group(*lines, rule, escaped(d.summary, _COLOURS[d.verdict]))
+
+
+def shown_layers(d: RecordDiff, options: ViewOptions) -> list[LayerDifference]:
+    """The requested layers, or all."""
+    record = d.records[0]
+    labels = labels_of(record)
+    chosen = [
+        labels[record.layers.index(each.inspected)] for each in chosen_layers(record, options)
+    ]
+    every = d.document.layers
+    return [layer for layer in every if layer.layer in chosen] or every
+
+
+def by_size(heads: Iterable[HeadChange]) -> list[HeadChange]:
+    """Heads with the largest change first, missing and new ones before all."""
+    return sorted(heads, key=lambda head: -math.inf if head.size is None else -head.size)
 
 
 def _text(text: TextDifference, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
@@ -252,7 +263,7 @@ def _heads(
     """
     names = words_of("columns", "statistic")
     rows = list[dict[str, Any]]()
-    for head in sorted(heads, key=lambda head: -math.inf if head.size is None else -head.size):
+    for head in by_size(heads):
         kinds = dict.fromkeys(words_of_type(kind).name for kind in (head.kind_a, head.kind_b))
         name = f"{visible(head.layer)} head {head.head}".removeprefix(" head ")
         changes = sorted(
