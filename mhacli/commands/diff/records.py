@@ -114,15 +114,9 @@ def _record_diff(
     only_a, only_b = alone([*filter(None, labels_a)], [*filter(None, labels_b)])
     summary = "nothing can be compared: the records have no layer, site or step in common"
     if verdict != "nothing":
-        heads = [pair.heads_of_both for pair in pairs.values()]
-        n_heads = sum(map(len, heads)) if any(r.heads for r in records) else None
-        sentences = [*_sentences(layers, n_heads, first, first_site)]
-        if a.effect is not None or b.effect is not None:
-            sentences.append("the effects are not compared")
-        if only_a or only_b:
-            n_layers = _count(len(only_a) + len(only_b), "layer")
-            sentences.append(f"{n_layers} of one record alone not compared")
-        summary = "; ".join(sentences)
+        n_heads = sum(len(pair.heads_of_both) for pair in pairs.values())
+        sentences = _sentences(layers, n_heads if a.heads or b.heads else None, first, first_site)
+        summary = "; ".join((*sentences, *_left_out(records, len(only_a) + len(only_b))))
     document = RecordDocument(
         verdict=verdict,
         summary=summary,
@@ -183,6 +177,15 @@ def _sentences(
     if n := len([site for site in before if site.status == "skipped"]):
         where = " before it" if first_site is not None else ""
         yield f"{_count(n, 'site')}{where} {'is' if n == 1 else 'are'} not compared"
+
+
+def _left_out(records: Sequence[Record], n_layers: int) -> Iterator[str]:
+    """What else is not compared: effects, and layers of one record alone."""
+    if any(record.effect is not None for record in records):
+        yield "the effects are not compared"
+    if n_layers:
+        are = "is" if n_layers == 1 else "are"
+        yield f"{_count(n_layers, 'layer')} of one record alone {are} not compared"
 
 
 def _agreement(sites: Sequence[SiteDifference]) -> str:

@@ -23,7 +23,7 @@ Document = TypeVar("Document", "RecordDocument", "ModelDocument")
 
 class Diff(dict[str, Any], Shown, Generic[Document]):
     """The document that `mha diff --json` prints, which also shows itself as the command does.
-    `verdict` says whether the two are equal up to rounding in everything that both have, `nothing`
+    `verdict` says whether the two are equal up to rounding in all that was compared, `nothing`
     if that is nothing; `summary` is the result in a sentence.
     """
 

@@ -125,26 +125,27 @@ class LayerPair:
         compared with its tokens.
         """
         arrays = [[name for name in _ORDER if name in each.arrays] for each in self.records]
+        heads = [_changed_head(label, *both, self.tolerance) for both in self.heads_of_both]
+        sites = [site for site in self._sites() if (site.site, site.status) != ("ids", "skipped")]
+        return LayerDifference(label, sites, [*filter(None, heads)], *alone(*arrays))
+
+    def _sites(self) -> Iterator[SiteDifference]:
+        """The comparison of each site in order."""
         a, b = ({step.site: step for step in record.trace} for record in self.records)
         if self.a.decoding is not None or self.b.decoding is not None:
             a = b = {}
         steps = a.keys() | b.keys() if self.is_code else a.keys() & b.keys()
         names = [name for name in a | b if name in steps and (self.is_code or name not in _ORDER)]
-        sites = [
-            _compared_site(
-                self,
-                name,
-                *(
-                    _stored(record, name, trace.get(name) if name in steps else None)
+        for name in dict.fromkeys((*names, *_ORDER)):
+            if name in steps:
+                x, y = (
+                    _stored(record, name, trace.get(name))
                     for record, trace in zip(self.records, (a, b), strict=True)
-                ),
-            )
-            for name in dict.fromkeys((*names, *_ORDER))
-            if name in steps or any(name in each for each in arrays)
-        ]
-        sites = [site for site in sites if (site.site, site.status) != ("ids", "skipped")]
-        heads = [_changed_head(label, *both, self.tolerance) for both in self.heads_of_both]
-        return LayerDifference(label, sites, [*filter(None, heads)], *alone(*arrays))
+                )
+                yield _compared_site(self, name, x, y)
+            elif any(name in record.arrays for record in self.records):
+                x, y = (_stored(record, name, None) for record in self.records)
+                yield _compared_site(self, name, x, y)
 
 
 # -------------------------------------------------------------------------------------------- heads
@@ -247,10 +248,15 @@ def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> S
         )
         row = _with_numbers(row, [_MatchedCells(of_a, of_b)], pair.tolerance)
         row = changed(row, status="within" if row.status == "identical" else row.status)
-    n_nonfinite = {(each.n_nan, each.n_inf) for each in (x.summary, y.summary) if each is not None}
-    if row.seen in ("numbers", "extremes") and len(n_nonfinite) > 1:
+    if row.seen in ("numbers", "extremes") and _has_other_nonfinite(x, y):
         return changed(row, status="beyond")
     return row
+
+
+def _has_other_nonfinite(x: _StoredSite, y: _StoredSite) -> bool:
+    """Whether the traces count other numbers that are not finite."""
+    summaries = [each.summary for each in (x, y) if each.summary is not None]
+    return len({(each.n_nan, each.n_inf) for each in summaries}) > 1
 
 
 def _why_not_compared(x: _StoredSite, y: _StoredSite) -> str:

@@ -33,6 +33,7 @@ from .result import (
     ModelDiff,
     ModelDocument,
     RecordDiff,
+    RecordDocument,
     SiteDifference,
     TextDifference,
     Unmatched,
@@ -179,15 +180,16 @@ def _sites(
         yield from table(Table(columns, rows, title=title), screen.width, *notes)
     elif not layers:
         yield Text("the records have no layer in common", style="yellow")
-    for letter, names in zip("AB", (d.document.only_a, d.document.only_b), strict=True):
-        if names:
-            yield escaped(f"not compared, in {letter} alone: {', '.join(names)}", "dim")
-    if not options.everything:
-        yield from _not_compared(layers)
+    yield from _not_compared(d.document, [] if options.everything else layers)
 
 
-def _not_compared(layers: Sequence[LayerDifference]) -> Iterator[Text]:
-    """The sites that are not compared, and why; the layers of each line, if it is not for all."""
+def _not_compared(d: RecordDocument, layers: Sequence[LayerDifference]) -> Iterator[Text]:
+    """The layers of one record alone, and the sites that are not compared, and why; the layers of
+    each line, if it is not for all.
+    """
+    for letter, alone in zip("AB", (d.only_a, d.only_b), strict=True):
+        if alone:
+            yield escaped(f"not compared, in {letter} alone: {', '.join(alone)}", "dim")
     labels = dict[tuple[str, str], list[str]]()
     for layer in layers:
         skipped = [site for site in layer.sites if site.status == "skipped"]
