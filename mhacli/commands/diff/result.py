@@ -216,7 +216,7 @@ class UsedTolerance(msgspec.Struct, frozen=True):
 
 class RecordDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The differences of two records, their layers in the order of execution; `said` is the summary
-    again, as documents have had it.
+    again, as documents have had it. `settings` and `effects` are always empty.
     """
 
     schema: str = SCHEMA
@@ -234,6 +234,8 @@ class RecordDocument(msgspec.Struct, frozen=True, kw_only=True):
     layers: list[LayerDifference]
     only_a: list[str]
     only_b: list[str]
+    settings: list[str] = []
+    effects: None = None
 
 
 class RecordDiff(Diff[RecordDocument]):

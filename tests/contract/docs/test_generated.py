@@ -88,9 +88,13 @@ def closed(schema: Any) -> Any:
     )
 
 
-def schema_of(name: str) -> Any:
+OF_EARLIER = ROOT / "tests" / "contract" / "old" / "schemas-0.2"
+"""The schemas of version 0.2.0, for which programs were written."""
+
+
+def schema_of(name: str, folder: Path = ROOT / "docs" / "schemas") -> Any:
     """The published schema of a document."""
-    return json.loads((ROOT / "docs" / "schemas" / f"{name.replace('/', '-')}.json").read_text())
+    return json.loads((folder / f"{name.replace('/', '-')}.json").read_text())
 
 
 @pytest.mark.real
@@ -98,10 +102,10 @@ def schema_of(name: str) -> Any:
 def test_what_commands_print_is_what_the_schema_describes(name: str, tmp_path: Path) -> None:
     (furnish(tmp_path) / "gpt2").symlink_to(checkpoints.folder("gpt2"))
     name = name.partition(" ")[0]
-    validators = [
-        jsonschema.Draft202012Validator(schema)
-        for schema in (schema_of(name), closed(schema_of(name)))
-    ]
+    schemas = [schema_of(name), closed(schema_of(name))]
+    if (OF_EARLIER / f"{name.replace('/', '-')}.json").exists():
+        schemas.append(schema_of(name, OF_EARLIER))
+    validators = [jsonschema.Draft202012Validator(schema) for schema in schemas]
     documents.run(FIRST, tmp_path)
     for command in PRINTED[name]:
         ended = documents.run(f"{command} --force" if command == FIRST else command, tmp_path)
