@@ -28,8 +28,8 @@ class NextStep(NamedTuple):
 
 
 def print_next_steps(record: Record, options: ViewOptions) -> None:
-    """Prints the command to type next, if there is one, with what it shows as a comment. Lines
-    break between words, as a shell reads them.
+    """Prints the command to type next, if there is one, in one line that can be copied, with what
+    it shows as a comment.
     """
     name = record_command()[1]
     if name == "run" and record.model is None and not options.verbose:
@@ -39,9 +39,11 @@ def print_next_steps(record: Record, options: ViewOptions) -> None:
 
 
 def print_steps(steps: Iterable[NextStep]) -> None:
-    """Prints commands to type next, each with what it shows as a comment."""
+    """Prints commands to type next, each in one line that can be copied, with what it shows as a
+    comment.
+    """
     for step in steps:
-        _write_filled(["next: mha", *map(shlex.quote, step.words)], " \\\n  ")
+        write(f"next: mha {shlex.join(step.words)}\n")
         _write_filled(["  #", *step.about.split()], "\n  # ")
 
 
