@@ -158,12 +158,12 @@ _TYPED = re.compile(
 
 def stderr_line(text: str) -> None:
     """Prints a line on stderr, if there is one. On a terminal it breaks at blanks, but not within
-    what may be typed.
+    what may be typed, nor if it is for programs.
     """
     if sys.stderr is not None:
         erase_progress()
         line = harmless(text).replace("\n", "\\n")
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not line.startswith(("{", "::")):
             width = os.get_terminal_size(sys.stderr.fileno()).columns or stdout_width()
             line = _TYPED.sub(lambda typed: typed[0].replace(" ", "\0"), line)
             line = fill(line, width, break_long_words=False, break_on_hyphens=False)
