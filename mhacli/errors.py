@@ -211,9 +211,11 @@ def missing_library(fault: ModuleNotFoundError) -> MhaError | None:
 
 
 def failed_import(fault: BaseException) -> MhaError | None:
-    """The error for a library that mha needs whose own import raised `fault`, as torch's does for
-    a wrong TORCH_LOGS; None for any other exception.
+    """The error for a library that mha needs which is missing, or whose own import raised `fault`,
+    as torch's does for a wrong TORCH_LOGS; None for any other exception.
     """
+    if isinstance(fault, ModuleNotFoundError) and (missing := missing_library(fault)):
+        return missing
     modules = [
         str(frame.f_globals.get("__name__")).partition(".")[0]
         for frame, _ in traceback.walk_tb(fault.__traceback__)

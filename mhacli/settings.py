@@ -645,11 +645,11 @@ LayerChoices = tuple[LayerChoice, ...] | None
 
 def word_list(*choices: str) -> Callable[[str], tuple[str, ...]]:
     """A function that takes words such as `forward,both`, each among the choices if there are
-    any.
+    any, in letters of any case.
     """
 
     def parse(word: str) -> tuple[str, ...]:
-        chosen = [part.strip() for part in word.split(",")]
+        chosen = [part.strip() for part in (word.lower() if choices else word).split(",")]
         for part in chosen:
             if choices and part not in choices:
                 raise ValueError(f"{part[:40]!r} is not among {', '.join(choices)}")

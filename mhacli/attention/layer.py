@@ -191,11 +191,17 @@ class MultiHeadAttention(nn.Module):
         *,
         tap: Tap = no_tap,
     ) -> tuple[Queries, Keys, Values]:
-        """Queries, keys and values by head. The arguments as for `forward`."""
+        """Queries, keys and values by head. The arguments as for `forward`. Raises `UsageError`
+        for rows of another width.
+        """
         key = query if key is None else key
         value = key if value is None else value
 
         def heads_of(name: str, rows: Tensor, projection: nn.Linear, n_heads: int) -> Tensor:
+            if rows.ndim != 3 or rows.shape[-1] != projection.in_features:
+                argument = {"q": "query", "k": "key", "v": "value"}[name]
+                axes = f"[batch, {argument}, d_input], with d_input {projection.in_features}"
+                raise UsageError(f"the shape {[*rows.shape]} of {argument} is not {axes}")
             flat = projection(rows)
             tap(f"{name}_proj", flat)
             heads = split_heads(flat, n_heads)

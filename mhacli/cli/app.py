@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 import mhacli
-from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory, missing_library
+from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory
 from mhacli.io.memory import gc_paused
 
 from .console import discard_stdout, flush, print_error, require_stdout, write
@@ -236,8 +236,6 @@ def _as_error(fault: Exception, words: Sequence[str]) -> MhaError:
         )
     if os.environ.get("MHA_DEBUG"):
         raise fault
-    if isinstance(fault, ModuleNotFoundError) and (missing := missing_library(fault)):
-        return missing
     if broken := failed_import(fault):
         return broken
     hint = "this is a bug of mha; MHA_DEBUG=1 shows where it happened"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
+from textwrap import fill
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -146,11 +148,27 @@ def note(text: str) -> None:
     stderr_line(f"mha: {text}")
 
 
+_QUOTED = r"""(?<!\w)(?:'[^']*'|"[^"]*")"""
+_TYPED = re.compile(
+    rf"(?:mha [a-z]+|pip install|python -c)(?: (?:--[a-z]\S*(?: \S+)?|\S*[./:=]\S*|{_QUOTED}))*"
+    rf"|^mha: error: |--[a-z]\S* \S+|{_QUOTED}"
+)
+"""What may be typed as it stands in a message."""
+
+
 def stderr_line(text: str) -> None:
-    """Prints a line on stderr, if there is one."""
+    """Prints a line on stderr, if there is one. On a terminal it breaks at blanks, but not within
+    what may be typed, nor if it is for programs.
+    """
     if sys.stderr is not None:
         erase_progress()
-        sys.stderr.write(harmless(text).replace("\n", "\\n") + "\n")
+        line = harmless(text).replace("\n", "\\n")
+        if sys.stderr.isatty() and not line.startswith(("{", "::")):
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or stdout_width()
+            line = _TYPED.sub(lambda typed: typed[0].replace(" ", "\0"), line)
+            line = fill(line, width, break_long_words=False, break_on_hyphens=False)
+            line = line.replace("\0", " ")
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 

@@ -28,9 +28,7 @@ class NextStep(NamedTuple):
 
 
 def print_next_steps(record: Record, options: ViewOptions) -> None:
-    """Prints the command to type next, if there is one, with what it shows as a comment. Lines
-    break between words, as a shell reads them.
-    """
+    """Prints what to type next about a record."""
     name = record_command()[1]
     if name == "run" and record.model is None and not options.verbose:
         more = "more: --tokens, --shapes, --timings or --verbose;"
@@ -39,9 +37,11 @@ def print_next_steps(record: Record, options: ViewOptions) -> None:
 
 
 def print_steps(steps: Iterable[NextStep]) -> None:
-    """Prints commands to type next, each with what it shows as a comment."""
+    """Prints commands to type next, each in one line that can be copied, with what it shows as a
+    comment.
+    """
     for step in steps:
-        _write_filled(["next: mha", *map(shlex.quote, step.words)], " \\\n  ")
+        write(f"next: mha {shlex.join(step.words)}\n")
         _write_filled(["  #", *step.about.split()], "\n  # ")
 
 
@@ -61,25 +61,32 @@ def _steps(name: str, record: Record, options: ViewOptions) -> Iterator[NextStep
             yield from _edges_of_a_head(record)
         case "decode":
             causal = () if record.model or record.config.prefix else ("--causal",)
-            if (words := _again("run", without=("causal",))) is not None:
+            if (words := again("run", without=("causal",))) is not None:
                 yield NextStep((*words, *causal), "shows all heads over the same text")
         case "show" if options.heads is None and not (options.maps or options.is_mean):
-            yield from _shown_head(record, options)
+            _, _, *typed = record_command()
+            if len(typed) == 1:
+                yield from shown_head(record, options, typed[0])
 
 
 _INPUTS = (Computation, Reading)
 """What decides what is computed."""
 
 
-def _again(
-    name: str, *, takes: Iterable[type] = _INPUTS, without: Iterable[str] = ()
+def again(
+    name: str,
+    *,
+    takes: Iterable[type] = _INPUTS,
+    without: Iterable[str] = (),
+    inputs: Iterable[type] = _INPUTS,
 ) -> tuple[str, ...] | None:
     """The words that make `mha NAME`, which `takes` these groups of settings, read and compute the
-    same as this command, `without` the options of some fields. None if it lacks an option of these,
-    if stdin was read, and where a word may be read in two ways or cannot be printed.
+    same as this command, whose `inputs` decide that, `without` the options of some fields.
+    None if it lacks an option of these, if stdin was read, and where a word may be read in two ways
+    or cannot be printed.
     """
     _, _, *words = record_command()
-    named, inputs, known = _running_options(), _fields_of(_INPUTS), _fields_of(takes)
+    named, deciding, known = _running_options(), _fields_of(inputs), _fields_of(takes)
     kept, rest = [name], iter(words)
     for word in rest:
         declared = named.get(word.partition("=")[0]) if word.startswith("-") else None
@@ -90,9 +97,9 @@ def _again(
         # a text such as `my.py:GPT` is code for other commands
         is_clear = declared is not None or not (word.startswith("-") or ".py" in word)
         is_safe = "-" not in whole and all(map(str.isprintable, whole))
-        if not (is_clear and is_safe) or (field in inputs and field not in known):
+        if not (is_clear and is_safe) or (field in deciding and field not in known):
             return None
-        if field in inputs and field not in without:
+        if field in deciding and field not in without:
             kept += whole
     return tuple(kept)
 
@@ -126,7 +133,7 @@ def _trace_of_a_cell(record: Record, options: ViewOptions) -> Iterator[NextStep]
         and (record.context is not None or cell.key != cell.query)
         and (record.model is None or cell.key > 0)
     ]
-    words = _again("trace", takes=(Computation,), without=("layers",))
+    words = again("trace", takes=(Computation,), without=("layers",))
     if not cells or words is None:
         return
     cell, head = max(cells, key=lambda each: each[0].share)
@@ -154,21 +161,20 @@ def _first_head(record: Record, options: ViewOptions) -> HeadStatistics | None:
 
 def _map_of_a_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
     """The map of the first head of the table."""
-    words, head = _again("heads", without=("layers",)), _first_head(record, options)
+    words, head = again("heads", without=("layers",)), _first_head(record, options)
     if words is not None and head is not None:
         words += (*_layer(record, head), "--map", str(head.head))
         yield NextStep(words, f"draws head {head.head}")
 
 
-def _shown_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
-    """The first head of the table of a record that has it."""
+def shown_head(record: Record, options: ViewOptions, path: str) -> Iterator[NextStep]:
+    """The first head of the table of a record that is saved there and has it."""
     head = _first_head(record, options)
     views = {view.name: view for view in record.attentions}
     if head is None or record.effect is not None or record.decoding is not None:
         return
     view = views.get(head.attention, next(iter(views.values())))
-    _, _, *typed = record_command()
-    if len(typed) == 1 and (step := show_head(typed[0], view, head.head)):
+    if step := show_head(path, view, head.head):
         yield step
 
 
@@ -187,7 +193,7 @@ def show_head(path: str, view: LayerView, head: int) -> NextStep | None:
 
 def _edges_of_a_head(record: Record) -> Iterator[NextStep]:
     """The weights of the head whose removal changes most, one by one."""
-    summary, words = record.effect, _again("effect")
+    summary, words = record.effect, again("effect")
     heads = [each for each in record.effects if each.removed == "head"]
     if summary is None or words is None or not heads:
         return

@@ -138,6 +138,11 @@ class Output:
         return {name.replace("_", "-"): path for name, path in named.items() if path is not None}
 
     @property
+    def suggests(self) -> bool:
+        """Whether what to type next follows: below a view on a terminal."""
+        return self.format is None and sys.stdout.isatty()
+
+    @property
     def has_pictures(self) -> bool:
         """Whether a page or a picture is to be written."""
         return not self.files.keys().isdisjoint(DRAWN)
@@ -257,7 +262,7 @@ def print_result(
     if unseen:
         note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
     note_written(output)
-    if output.format is None and sys.stdout.isatty() and not options.brief:
+    if output.suggests and not options.brief:
         from .next_steps import print_next_steps
 
         print_next_steps(record, options)

@@ -38,7 +38,7 @@ groups."""
 _Caller = Callable[[Mapping[str, Any]], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OBSTACLES: Mapping[Mode, str] = {
-    "model": "--model, which brings its own",
+    "model": "--model, which has its own sizes, weights, mask and tokens",
     "record": "a record, which is already computed",
     "code": "code of your own, whose arguments --arg and --call-arg set",
 }
@@ -326,10 +326,12 @@ def _parsed(name: str, parse: Callable[[str], Any], word: str) -> Any:
 
 
 def _choice(choices: Sequence[str], word: str) -> str:
-    """The word, if it is one of the choices. Typer adds the name of the option to the error."""
-    if word not in choices:
+    """The choice that a word names, in letters of any case. Typer adds the name of the option to
+    the error.
+    """
+    if word.lower() not in choices:
         raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, choices))}.")
-    return word
+    return word.lower()
 
 
 def _number(option: Option, word: str, *, is_real: bool) -> float:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli.errors import MhaError, UsageError, out_of_range
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
     from mhacli.models.load import LanguageHead
     from mhacli.models.run import CheckpointRun
-_LIKE_A_PATH = re.compile(r"[\w./~-]*\w\.(txt|md|csv|jsonl?|py|safetensors|np[yz]|gguf|html)")
+_LIKE_A_PATH = re.compile(
+    r"[\w./~-]*\w\.(txt|md|csv|jsonl?|py(:[\w.]+)?|safetensors|np[yz]|gguf|html)"
+)
 """A word that hardly anybody means as a text."""
 
 
@@ -230,8 +234,12 @@ def argument_texts(words: Iterable[str], source: Source, *, option: str = "") ->
             raise UsageError(
                 f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word
             )
-        if option != "--text" and _LIKE_A_PATH.fullmatch(word) and not are_literal():
-            note(f"{word} is read as a text: there is no such file")
+        path = None if option == "--text" or are_literal() else _LIKE_A_PATH.fullmatch(word)
+        if path is not None:
+            reason = "there is no such file"
+            if path[2]:
+                reason = "mha check, trace and diff take code, and --model a folder or an id"
+            note(f"{word} is read as a text: {reason}")
         raw = word.encode("utf-8", "surrogateescape")
         texts.append("".join(decoded([raw], Source(errors=source.errors), "the text argument")))
     return texts
@@ -250,6 +258,9 @@ def texts_of(source: Source) -> list[tuple[str, Iterable[str]]]:
     if paths.count("-") > 1:
         raise UsageError("stdin (-) is named twice")
     typed = argument_texts((word for word in source.typed if word != "-"), source)
+    if len(typed) > 1 and not any(map(str.isspace, "".join(typed))):
+        one = shlex.quote(shorten(" ".join(typed), 60, placeholder=" …"))
+        note(f"{len(typed)} texts of one word are read; in quotes they are one: {one}")
     typed += argument_texts(source.text, source, option="--text")
     return [
         *(("", [text]) for text in typed),

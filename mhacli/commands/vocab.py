@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 100 << 20
 MAX_ROWS = 24
+_MOST_SUGGESTED = 4096
+"""The most tokens for which a computation is suggested."""
 _TOP = "Show only the K most frequent tokens, most frequent first."
 _SAVE = "Save the whole vocabulary in this file, for --vocab."
 
@@ -64,6 +66,11 @@ def vocab(
         view=lambda on: vocabulary_table(rows, counts, room, on.width),
         json=lambda: vocabulary_json(rows, config.tokenizer),
     )
+    if output.suggests and counts.total() <= _MOST_SUGGESTED:
+        from mhacli.cli.next_steps import NextStep, again, print_steps
+
+        if (words := again("heads")) is not None:
+            print_steps([NextStep(words, "computes what each head does with these tokens")])
 
 
 def vocabulary_table(

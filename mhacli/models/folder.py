@@ -104,7 +104,9 @@ def read_checkpoint(path: str) -> Checkpoint:
         names = sorted(os.listdir(path))
     except (OSError, ValueError) as fault:
         hint = "a checkpoint is a folder; the id of one on a hub looks like org/name"
-        if os.path.isfile(path):
+        if ".py" in path:
+            hint += "; mha check, mha trace and mha diff take FILE.py:NAME"
+        elif os.path.isfile(path):
             folder = os.path.dirname(path) or "."
             is_beside = os.path.exists(os.path.join(folder, CONFIG))
             hint = f"a checkpoint is a folder: try --model {folder}" if is_beside else _FORM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from support import golden
+from support.mha import run
 
 pytestmark = pytest.mark.real
-SECTIONS = ("next steps", "check: next")
+SECTIONS = ("next steps", "check: next", "machine")
 
 
 def suggested(text: str) -> list[str]:
@@ -51,3 +53,10 @@ def test_what_is_suggested_can_be_typed(section: str, tmp_path: Path) -> None:
         )
         allowed = (0, 3) if command.startswith("mha check") else (0,)
         assert ended.returncode in allowed, f"{row.line}\n{command}\n{ended.stderr}"
+
+
+def test_the_benchmark_that_is_suggested_can_be_typed(tmp_path: Path) -> None:
+    words = "bench --backends sdpa --lengths 16 --repeat 2 --heads 2 --budget 0.1".split()
+    shown = run(tmp_path, *words, terminal=(80, 24), env=golden.ON_TERMINAL).stdout
+    (command,) = suggested(shown)
+    run(tmp_path, *shlex.split(command)[1:])

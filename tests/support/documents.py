@@ -127,6 +127,12 @@ PRINTS_CODE = '; echo "exit code $?"'
 """What follows a command on a page that shows how it ends."""
 
 
+def exit_code(command: str) -> int:
+    """The exit code that a page says a command has, 0 where it says none."""
+    stated = re.search(r"  # exits with (\d)$", command)
+    return int(stated[1]) if stated else 0
+
+
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command line as a reader would type it, on a screen of 80 columns. What needs a shell gets
     one, and a new process, but `mha` before a pipe is run as ever.
@@ -143,7 +149,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return _in_shell(command, folder)
     done = mha.run(
         folder,
-        *shlex.split(command)[1:],
+        *shlex.split(command, comments=True)[1:],
         code=range(4),
         writes=(".cache", ".config", "torchinductor_root"),
     )

@@ -47,6 +47,12 @@ def bench(
         csv=benchmark.without_samples,
         figures=lambda: plots(benchmark),
     )
+    if output.suggests and not sweep.decode and sweep.directions == ("forward",):
+        from mhacli.cli.next_steps import NextStep, again, print_steps
+
+        words = again("bench", takes=[Sweep], inputs=[Sweep], without=["directions"])
+        if words is not None:
+            print_steps([NextStep((*words, "--direction", "both"), "times the backward pass too")])
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(
             f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows

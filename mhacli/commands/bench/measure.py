@@ -10,7 +10,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from itertools import accumulate
 from operator import truediv
@@ -29,6 +29,7 @@ from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, free_bytes
 from mhacli.attention.environment import driver, environment
 from mhacli.commands.bench import view  # noqa: F401 - it registers the view of a benchmark
+from mhacli.errors import UsageError
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.io.memory import cpu_name, fits, gc_paused, n_cpus
@@ -110,6 +111,10 @@ def bench(lengths: Sequence[int] = (), **settings: Any) -> Benchmark:
         name.removesuffix("_s"): tuple(value) if isinstance(value, list | range) else value
         for name, value in {"lengths": lengths, **settings}.items()
     }
+    if unknown := given.keys() - {each.name for each in fields(Sweep)}:
+        raise UsageError(
+            f"bench has no setting {min(unknown)}", hint="help(mhacli.bench) lists them"
+        )
     return measure(Sweep(**given).checked())
 
 

@@ -2,7 +2,6 @@
 two saved records, these without torch: where they first differ.
 """
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
@@ -104,7 +103,7 @@ def diff(
         json=lambda: result.to_dict(record_command()),
         csv=lambda: [*result.rows()],
     )
-    if output.format is None and sys.stdout.isatty() and axes is None:
+    if output.suggests and axes is None:
         print_steps(steps())
     if result.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"

@@ -72,5 +72,11 @@ def doctor(
         json=report.to_dict,
         csv=lambda: report.to_dict()["checks"],
     )
+    if output.suggests and not report.failed:
+        from mhacli.cli.next_steps import NextStep, again, print_steps
+
+        if (words := again("run")) is not None:
+            words += () if texts else ("the cat sat on the mat",)
+            print_steps([NextStep(words, "shows what every head does with the text")])
     if report.failed:
         raise typer.Exit(EXIT_CHECK)

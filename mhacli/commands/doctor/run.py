@@ -28,7 +28,7 @@ from mhacli.record.shown import Shown
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.terminal import table
-from mhacli.settings import Dtype, ModelSettings
+from mhacli.settings import Config, Dtype, ModelSettings
 from mhacli.text.escape import visible
 
 from .result import CheckStatus, ExaminedModel, HealthCheck
@@ -134,6 +134,7 @@ def doctor(
     and if the model cannot be loaded or reads no text.
     """
     began = perf_counter()
+    Config(device=device, dtype=dtype or "float32").resolved()  # which knows the words of both
     ranges = needed_ranges()
     libraries: list[Mapping[str, str | None]] = []
     for name in (*_REQUIRED, *_EXTRAS):

@@ -97,6 +97,8 @@ def effects(
         replace=None if replace == "zero" else replace,
         target_first=target_first,
     )
+    if not (metric is None or callable(metric)):
+        raise UsageError(f"metric {metric!r:.60} is no function of the output")
     _require_evaluation(model)
     require_replacement(replace)
     _require_rules(settings)

@@ -71,7 +71,7 @@ class Walk:
         None,
         _WALK,
         "Show only how this attention weight is computed; not for FILE.py:NAME.",
-        parse=numbers(_PLACE, "0,5,1"),
+        parse=numbers(_PLACE, "0,5,1 (head 0, query 5 and key 1, counted from 0)"),
         metavar=_PLACE,
         common=True,
         modes=_OURS,

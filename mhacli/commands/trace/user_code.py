@@ -3,6 +3,7 @@ formula, cost and a remark.
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mhacli.attention.environment import environment
 from mhacli.attention.taps import step_of, summarise
+from mhacli.errors import MhaError
 from mhacli.io.data import decode
 from mhacli.record.checks import SelfCheck
 from mhacli.record.exports import HeadTable
@@ -22,6 +24,7 @@ from mhacli.settings import Config
 from mhacli.text.tokens import places
 from mhacli.usercode.build import arguments_of, load_built
 from mhacli.usercode.copies import copied
+from mhacli.usercode.door import first_that_works
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import (
     KERNEL,
@@ -35,7 +38,8 @@ from mhacli.usercode.graph import (
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import stated
-from mhacli.usercode.target import TargetRequest
+from mhacli.usercode.target import TargetRequest, split_target
+from mhacli.usercode.text_model import text_model_of_ids
 from mhacli.usercode.user_attention import UserAttention
 
 _TOLERANCE = 1e-4
@@ -50,7 +54,7 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
     `MhaError` if the target cannot be imported, built or called.
     """
     target = decode(TargetRequest, request["target"], "request")
-    subject = find_modes(load_built(target, stage), target)[-1]
+    subject = _subject(target, stage)
     plain = subject.with_call(copied(subject.built.call))
     with_context = subject.takes_context and not target.causal
     inputs = subject.drawer(target.seed).inputs(with_context=with_context)
@@ -93,6 +97,30 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
         ),
     )
     return record.document()
+
+
+def _subject(target: TargetRequest, stage: Stage) -> UserAttention:
+    """The attention that a target is. Raises `MhaError` for a whole model, with what to type."""
+    built = load_built(target, stage)
+    try:
+        return find_modes(built, target)[-1]
+    except MhaError:
+        if text_model_of_ids(built, target) is None:
+            raise
+    location, _ = split_target(target.target)
+    classes = dict.fromkeys(type(part).__name__ for part in built.parts.values())
+
+    def traced(other: str) -> str:
+        request = TargetRequest(other, device=target.device)
+        find_modes(load_built(request, stage), request)
+        return f"; mha trace {shlex.quote(other)} traces its attention"
+
+    inside = [f"{location}:{each}" for each in classes if "att" in each.lower()]
+    hint = f"mha check {shlex.quote(target.target)} examines a whole model"
+    raise built.refusal(
+        f"{target.target} takes token ids: it is a whole model; mha trace follows one attention",
+        hint + (first_that_works(inside, traced) or ""),
+    )
 
 
 def _sizes(call: RecordedCall, subject: UserAttention) -> dict[str, int]:

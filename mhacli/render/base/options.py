@@ -36,7 +36,7 @@ def row_choice(word: str) -> Rows:
         return index_list(word)
     except ValueError:
         raise ValueError(
-            f"{word[:80]!r} is not generated, last or a list such as 0,2 or 0,4-6"
+            f"{word[:80]!r} is not one of generated, last, and numbers of queries such as 0,4-6"
         ) from None
 
 

@@ -319,7 +319,7 @@ USAGE = [
     ["--heads", "0"],
     ["--kv-heads", "two"],
     ["--d-head", "1..0"],
-    ["--backends", "SDPA"],
+    ["--backends", "SDPA2"],
     ["--direction", "up"],
     ["--dtype", "float8"],
     ["--device", "tpu"],

@@ -134,6 +134,13 @@ def test_without_torch_what_needs_none_still_answers(folder: Path) -> None:
         run(folder, *words, modules=without("torch"))
 
 
+@pytest.mark.parametrize("command", ["check", "trace"])
+def test_torch_is_named_where_code_of_the_user_would_run(folder: Path, command: str) -> None:
+    (folder / "code.py").write_text("class Attention: ...")
+    ended = run(folder, command, "code.py:Attention", "--json", code=1, modules=without("torch"))
+    assert ended.error["code"] == "missing-library"
+
+
 @pytest.mark.real
 def test_a_library_that_an_option_needs_is_named_before_any_work(folder: Path) -> None:
     """Three modules are missing, as they are where their extras are not installed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -170,6 +171,18 @@ def test_no_text_on_a_terminal_is_a_usage_error_and_does_not_wait(folder: Path) 
         assert "--file" in run(folder, command, code=2, stdin=theirs).said
     os.close(ours)
     os.close(theirs)
+
+
+def test_an_error_for_programs_stays_in_one_line_on_a_terminal(folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = ("run", "x", "--json", "--no-such-option-of-any-command", "--head-count", "3")
+    process = start(folder, *words, env=environment(folder), stderr=theirs)
+    assert process.wait(PATIENCE_S) == 2
+    lines = os.read(ours, 1 << 16).decode().splitlines()
+    os.close(ours)
+    os.close(theirs)
+    assert [json.loads(line)["error"]["exit"] for line in lines] == [2]
+    assert len(lines[0]) > 80
 
 
 def test_a_text_from_a_pipe_is_read_to_its_end(folder: Path) -> None:

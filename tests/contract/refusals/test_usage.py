@@ -50,6 +50,13 @@ def test_the_whole_help_has_every_option_of_the_short_one(mha: Mha, command: str
     assert "--color" in whole
 
 
+def test_a_choice_is_read_in_letters_of_any_case(mha: Mha) -> None:
+    words = ("run", "the cat", "--heads", "2", "--d-model", "8", "--json")
+    typed = mha(*words, "--positions", "RoPE", "--dtype", "Float64").json["config"]
+    assert (typed["positions"], typed["dtype"]) == ("rope", "float64")
+    assert "RoPES" in mha(*words, "--positions", "RoPES", code=2).said
+
+
 @pytest.mark.parametrize("word", ["--help", "-h", "--help-all"])
 def test_help_is_shown_whatever_else_is_typed(mha: Mha, word: str) -> None:
     """Also beside a value that would be refused."""
