@@ -365,6 +365,9 @@ def _judged(
             words = "is not as it is alone" if each.isolates else "changes with the others"
             reason += f": document {n + 1} of {len(lengths)} {words}"
             return compared(passes, [difference], "", reason, sum(lengths[:n]))
+    usual = [e for e in measured if e.way.mask == "none" and not e.way.cache.endswith("=False")]
+    if asked and not all(each.isolates for each in usual):
+        reason += "; in its usual call documents see each other"
     alone = [difference.largest for each in measured for difference in each.alone]
     if max(alone, default=0.0) > passes.tolerance:
         reason += "; a document is not as it is alone, as where positions run on"
