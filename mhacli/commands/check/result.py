@@ -672,7 +672,10 @@ class Examination(Shown):
             return self.mask
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
-        held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
+        holding = [each for each in self.behaviour if each.ok]
+        held = f"{', '.join(each.name for each in holding)} hold"
+        if lengths := [each.tried.length for each in holding if each.tried]:
+            held += f" in texts of up to {max(lengths)} tokens"
         packing = [b.reason for b in self.behaviour if b.name == "packing" and b.ok]
         held = "; ".join([held, *packing])
         if self.verdict == "consistent":

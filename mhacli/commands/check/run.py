@@ -171,7 +171,7 @@ def examine_in_child(
 def examined_or_refused(
     request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
 ) -> Examination:
-    """The same; without a verdict where the target is refused. Raises `MhaError` for a fault of
+    """The same; undecided where the target is refused. Raises `MhaError` for a fault of
     mha, which is no answer about the target.
     """
     try:
