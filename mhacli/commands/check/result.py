@@ -73,7 +73,8 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 class CheckRequest:
     """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and
     intentions that the code does not show. `time_limit_s` is per call, `max_time_s` for all that
-    follows the first one. The process of the code runs in `folder`, None for the working directory.
+    follows the first one. The process of the code runs in `folder`, None for the working directory,
+    and imports from the folders of `import_path` before others.
     """
 
     target: str | None = setting(
@@ -207,6 +208,7 @@ class CheckRequest:
         excludes=("model",),
     )
     folder: str | None = None
+    import_path: tuple[str, ...] = ()
 
     @property
     def model_settings(self) -> ModelSettings:
@@ -653,8 +655,9 @@ class Examination(Shown):
 
     @property
     def headline(self) -> str:
-        """The first finding with its line, or the sentence, in one line."""
-        return "".join(self._first)
+        """The line of the first finding and the finding, or the sentence, in one line."""
+        message, at = self._first
+        return f"{at[2:-1]}: {message}" if at else message
 
     @property
     def _first(self) -> tuple[str, str]:

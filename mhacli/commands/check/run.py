@@ -4,6 +4,7 @@ loads torch.
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial, wraps
@@ -106,6 +107,7 @@ def check(
             length=length,
             time_limit_s=time_limit_s,
             max_time_s=max_time_s,
+            import_path=tuple(sys.path),
         )
         stated = request.acceptances  # which raise before anything runs
         if all(
