@@ -41,7 +41,7 @@ RUN = "Run"
 """The panel of the options that say how an examination runs, not what is examined."""
 _ACCEPTS = "CODE[@PART]=REASON"
 HELD = "accepted-but-right"
-"""The code of what is accepted although it was tried and held."""
+"""The code of what is accepted although the code does not have it."""
 _NOWHERE = SourceLine()
 CODES: Mapping[str, str] = {
     "sees": "sees-unstated",
