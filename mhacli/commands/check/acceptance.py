@@ -18,8 +18,8 @@ from .result import (
 
 def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examination:
     """The report with what is accepted of its mistakes, those that are not first; with a mistake
-    for what is accepted and is not there, and a note for what was not tried. Undecided where there was no
-    time for a behaviour beside what is accepted.
+    for what is accepted and not there, and a note for what was not tried. Undecided where there was
+    no time for a behaviour beside what is accepted.
     """
     if not stated:
         return report

@@ -181,11 +181,16 @@ def examined_or_refused(
     except MhaError as refusal:
         if refusal.code == "internal":
             raise
-        target = request.model or request.target or ""
-        steps = (refusal.typed_hint,) if refusal.typed_hint else ()
-        return Examination(
-            "unknown", target, "", reason=f"refused: {refusal.typed_message}", next_steps=steps
-        )
+        return refused(request, refusal)
+
+
+def refused(request: CheckRequest, refusal: MhaError) -> Examination:
+    """The report on a target that is refused."""
+    target = request.model or request.target or ""
+    steps = (refusal.typed_hint,) if refusal.typed_hint else ()
+    return Examination(
+        "unknown", target, "", reason=f"refused: {refusal.typed_message}", next_steps=steps
+    )
 
 
 def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:
