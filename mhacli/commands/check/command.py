@@ -2,6 +2,7 @@
 lines; without a target, those of the table in the nearest pyproject.toml.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,12 @@ def check(
         csv=report.rows,
         figures=figures,
     )
+    findings = [found for each in report.reports for found in each.findings if not found.accepted]
+    if findings and output.format is None and sys.stdout.isatty():
+        from mhacli.cli.next_steps import NextStep, print_steps
+
+        about = "shows what it means, and what is right"
+        print_steps([NextStep(("explain", findings[0].code), about)])
     if not output.no_annotations:
         print_annotations(line for each in report.reports for line in annotations(each))
     if report.exit_code:
