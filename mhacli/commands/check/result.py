@@ -675,27 +675,30 @@ class Examination(Shown):
             return self.mask
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
-        holding = [each for each in self.behaviour if each.ok]
-        held = f"{', '.join(each.name for each in holding)} hold"
-        if lengths := [each.tried.length for each in holding if each.tried]:
-            held += f" in texts of up to {max(lengths)} tokens"
-        packing = [b.reason for b in self.behaviour if b.name == "packing" and b.ok]
-        held = "; ".join([held, *packing])
         if self.verdict == "consistent":
-            return f"{held}; {self.attention_inside}"
+            return f"{self._held}; {self.attention_inside}"
         other = self.against or "the reference"
         covered = ""
         if self.compared is not None and self.compared.attention:
             covered = self.compared.words(other)
         if self.comparison is None:
             inside = f"{self.attention_inside}: {covered}" if covered else self.attention_inside
-            return f"{inside}; the rest by behaviour: {held}"
+            return f"{inside}; the rest by behaviour: {self._held}"
         n = self.comparison.n_inputs
         covered = covered or (
             f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same"
             " weights"
         )
         return "; ".join([covered, *self._missing])
+
+    @property
+    def _held(self) -> str:
+        """Which behaviours hold, in texts of which length, and what isolates documents."""
+        holding = [each for each in self.behaviour if each.ok]
+        held = f"{', '.join(each.name for each in holding)} hold"
+        if lengths := [each.tried.length for each in holding if each.tried]:
+            held += f" in texts of up to {max(lengths)} tokens"
+        return "; ".join([held, *(each.reason for each in holding if each.name == "packing")])
 
     @property
     def _missing(self) -> tuple[str, ...]:
