@@ -223,7 +223,7 @@ def test_a_table_states_targets_and_what_is_meant(folder: Path) -> None:
     assert "2 passed" in ended.stdout
     assert "up to 257 tokens" not in ended.stdout
     assert "as in T5" in ended.stdout
-    assert "not tried beside what is accepted: " in ended.stdout
+    assert "not tried because of what is accepted: " in ended.stdout
     assert [level for level, _, _ in annotations(ended.stderr)] == ["notice"]
     table.write_text(TABLE.format(key="lenght"))
     ended = run_pytest(folder, "--mha", "pyproject.toml")
