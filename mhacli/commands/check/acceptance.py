@@ -1,4 +1,4 @@
-"""Mistakes that are accepted, and what is accepted although it was tried and held."""
+"""Mistakes that are accepted, and what is accepted although the code does not have it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,8 +18,8 @@ from .result import (
 
 def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examination:
     """The report with what is accepted of its mistakes, those that are not first; with a mistake
-    for what is accepted and held, and a note for what was not tried. Undecided where there was no
-    time for a behaviour beside what is accepted.
+    for what is accepted and not there, and a note for what was not tried. Undecided where there was
+    no time for a behaviour beside what is accepted.
     """
     if not stated:
         return report
@@ -44,9 +44,13 @@ def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examinatio
         if untried := _why_untried(report, each):
             notes.append(f"{option} is accepted, and was not tried: {untried}")
         else:
-            words = f"{option} is accepted, and was tried and held"
+            words = f"{option} is accepted, but is not in the code"
+            shows = (
+                f"{b.name}: {b.reason}" for b in report.behaviour if CODES[b.name] == each.code
+            )
+            evidence = "; ".join(shows) or report.sentence
             advice = words_of_code(HELD).advice
-            held.append(finding_of(HELD, report.sentence, message=words, fix=advice))
+            held.append(finding_of(HELD, evidence, message=words, fix=advice))
     findings.sort(key=lambda finding: finding.accepted)
     report = replace(report, findings=(*held, *findings), accepted=tuple(accepted))
     if held:
@@ -55,7 +59,8 @@ def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examinatio
         names = ", ".join(each.name for each in late)
         report = replace(report, verdict="unknown", reason=f"{names}: {late[0].reason}")
     elif report.is_accepted and (beside := ", ".join(_untried_beside(report))):
-        notes.append(f"not tried beside what is accepted: {beside}")
+        because = "not tried because of what is accepted"
+        notes.append(f"{because}: {beside}; other mistakes there are not found")
     return replace(report, notes=tuple(notes))
 
 
@@ -75,7 +80,7 @@ def _covering(stated: Sequence[Accepted], code: str, place: str) -> list[Accepte
 
 def _why_untried(report: Examination, accepted: Accepted) -> str:
     """Why it is not known whether an accepted mistake that was not found is there; empty where it
-    was tried and held.
+    was tried and is not.
     """
     names = [name for name, code in CODES.items() if code == accepted.code]
     if accepted.code == "misses-stated":
@@ -90,7 +95,8 @@ def _why_untried(report: Examination, accepted: Accepted) -> str:
     is_tried = any(each.ok is not None for each in answers)
     if is_tried and {*names}.isdisjoint(report.not_examined) and (not found or is_elsewhere):
         return ""
-    return "; ".join(dict.fromkeys(each.reason for each in answers)) or "it was not asked"
+    reasons = dict.fromkeys(each.reason.removeprefix("not tried: ") for each in answers)
+    return "; ".join(reasons) or "it was not asked"
 
 
 def _is_compared(report: Examination, accepted: Accepted) -> bool:

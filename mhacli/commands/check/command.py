@@ -2,6 +2,7 @@
 lines; without a target, those of the table in the nearest pyproject.toml.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from mhacli.cli.console import progress, require_folder
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
-from mhacli.errors import UsageError
+from mhacli.errors import MhaError, UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Config, options_of
 from mhacli.usercode.target import require_readable
@@ -48,7 +49,7 @@ def check(
     report: Examination | Examinations | None = None
     if given.keys().isdisjoint(("target", "model")):
         report = _of_table(given)
-    report = report or _of_target(CheckRequest(**given))
+    report = report or _of_target(CheckRequest(**given), output)
 
     def figures() -> "Sequence[Piece]":
         from .pictures import pictures
@@ -62,14 +63,31 @@ def check(
         csv=report.rows,
         figures=figures,
     )
+    findings = [found for each in report.reports for found in each.findings if not found.accepted]
+    if findings and output.format is None and sys.stdout.isatty():
+        from mhacli.cli.next_steps import NextStep, print_steps
+
+        about = "shows what it means, and what is right"
+        print_steps([NextStep(("explain", findings[0].code), about)])
     if not output.no_annotations:
         print_annotations(line for each in report.reports for line in annotations(each))
     if report.exit_code:
         raise typer.Exit(report.exit_code)
 
 
-def _of_target(request: CheckRequest) -> Examination:
-    """The report on a target. Raises `MhaError` if it cannot be examined."""
+def _of_target(request: CheckRequest, output: Output) -> Examination:
+    """The report on a target. Raises `MhaError` if it cannot be examined, which is annotated."""
+    from .run import refused
+
+    try:
+        return _examined(request)
+    except MhaError as refusal:
+        if not output.no_annotations:
+            print_annotations(annotations(refused(request, refusal)))
+        raise
+
+
+def _examined(request: CheckRequest) -> Examination:
     _require_device(request)
     for target in request.targets:
         require_readable(target.target)

@@ -95,7 +95,9 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, An
     """The document of the requested examination. Raises `MhaError` if a target cannot be imported,
     built or called.
     """
-    return examination_of(decode(CheckRequest, request, "request"), stage).to_dict()
+    asked = decode(CheckRequest, request, "request")
+    sys.path[:0] = [folder for folder in asked.import_path if folder not in sys.path]
+    return examination_of(asked, stage).to_dict()
 
 
 def examination_of(request: CheckRequest, stage: Stage) -> Examination:

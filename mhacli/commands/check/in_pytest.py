@@ -2,7 +2,9 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,8 @@ class Target(pytest.Item):
 
     def runtest(self) -> None:
         """Fails with the report if the target is wrong, not decided, or refused."""
-        self.examination = examination = examined_or_refused(self.request)
+        request = replace(self.request, import_path=tuple(sys.path))  # pytest has added folders
+        self.examination = examination = examined_or_refused(request)
         self.user_properties += _properties(examination)
         if not examination.ok:
             pytest.fail(str(examination), pytrace=False)
@@ -130,7 +133,7 @@ def complete(report: Any, item: pytest.Item, failure: Any) -> None:
     if examination is None:
         return
     if crash:
-        crash.message = f"mha: {examination.headline}"  # the short summary has it
+        crash.message = examination.headline  # the short summary has its beginning
     summary = visible(" ".join(examination.summary.split()))
     report.mha = {"summary": summary, "annotations": [*annotations(examination)]}
 

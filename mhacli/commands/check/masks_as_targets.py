@@ -207,7 +207,7 @@ def _of_blocks(mask: Any) -> MaskCells:
     if mask.full_kv_num_blocks is not None:
         cells |= _in_blocks(mask.full_kv_num_blocks, mask.full_kv_indices, sizes, lengths)
     evidence = "; ".join(
-        words_of_cells(apart, each, verb)
+        apart.where + words_of_cells(apart, each, verb)
         for apart in _compared_by_text(of_function, cells)
         for each, verb in (
             (apart.unstated, "sees, in a full block where mask_mod hides it,"),

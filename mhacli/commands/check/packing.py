@@ -60,6 +60,11 @@ class Way(NamedTuple):
     cache: str = ""
     of_one_row: bool = False
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether the call has no mask, and caching as it is by default."""
+        return self.mask == "none" and not self.cache.endswith("=False")
+
     def arguments(self, lengths: Sequence[int], n_rows: int = 1) -> dict[str, Any]:
         """The arguments for documents of these lengths, in a number of equal rows."""
         return {name: make(lengths, n_rows) for name, make in self.made.items()}
@@ -365,13 +370,23 @@ def _judged(
             words = "is not as it is alone" if each.isolates else "changes with the others"
             reason += f": document {n + 1} of {len(lengths)} {words}"
             return compared(passes, [difference], "", reason, sum(lengths[:n]))
-    alone = [difference.largest for each in measured for difference in each.alone]
-    if max(alone, default=0.0) > passes.tolerance:
-        reason += "; a document is not as it is alone, as where positions run on"
+    reason += _cautions(measured, is_asked=bool(asked))
     if asked or all(each.fault() is None for each in measured):
         moved = [difference for each in asked or measured for difference in each.moved]
         return compared(passes, moved, reason, reason)
     return seen(passes, None, reason, largest_of(e for each in measured for e in each.moved))
+
+
+def _cautions(measured: Sequence[_Measured], *, is_asked: bool) -> str:
+    """What an answer that is no failure must not hide: a leak that is not asked about, and
+    documents that are not as they are alone.
+    """
+    said = ""
+    if is_asked and any(each.way.is_usual and not each.isolates for each in measured):
+        said += "; in its usual call documents see each other"
+    if any(each.largest > ways.tolerance for ways in measured for each in ways.alone):
+        said += "; a document is not as it is alone, as where positions run on"
+    return said
 
 
 def _must_isolate(model: TextModel, way: Way, *, packed: bool) -> bool:

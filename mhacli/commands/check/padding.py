@@ -27,7 +27,8 @@ _NO_MASK = "it takes no mask of padding by a known name"
 def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether texts padded on a side give the same outputs as each alone, with a mask of the real
     tokens, or with the id of padding where the model makes its mask from its ids. Padding on the
-    left must change nothing where positions are given, and in causal models of transformers.
+    left must change nothing where positions are given, in causal models of transformers, and where
+    one padding token does what many do: positions would tell them apart.
     """
     model = passes.model
     lengths = [len(text) for text in passes.texts]
@@ -54,6 +55,9 @@ def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
     is_claimed = intent.is_causal is True and is_family(model)
     knows_start = side == "right" or model.positions is not None or is_claimed
     by = "" if knows_start else ", as where positions count from the first token of a batch"
+    if not knows_start and _is_of_no_position(passes, differences, mask):
+        by = ", however many they are"
+        knows_start = True
     n_padding = max(lengths) - min(lengths)
     subject = f"with up to {n_padding} padding tokens on the {side}, a text gives"
     meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
@@ -67,6 +71,21 @@ def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
         )
         return replace(observed, reason=reason)
     return observed if knows_start and model.hides_padding else observed.as_note()
+
+
+def _is_of_no_position(
+    passes: Passes, differences: Sequence[PassDifference], mask: MaskForm | None
+) -> bool:
+    """Whether tokens that padding on the left changes are the same behind one padding token and
+    behind many, which positions would tell apart.
+    """
+    is_changed = max(each.by_token.max().item() for each in differences) > passes.tolerance
+    if not is_changed or passes.attention.is_pooled or passes.too_coarse:
+        return False
+    text = min(passes.texts, key=len)
+    beside = (passes.text[: len(text) + 1], passes.text)
+    one, many = (passes.run_pass(each, text, mask=mask, side="left")[1] for each in beside)
+    return difference_of(one, many).by_token.max().item() <= passes.tolerance
 
 
 def _hides_real_tokens(passes: Passes, mask: MaskForm, side: PaddingSide) -> bool:
@@ -103,7 +122,8 @@ def _padded(passes: Passes, mask: MaskForm | None, side: PaddingSide) -> list[Pa
 
 def _by_ids(passes: Passes, side: PaddingSide) -> Observed:
     """Whether padding that only its id marks changes no output. It is a fault of a model that
-    compares its ids with this one; on the left positions may count from the first token of a batch.
+    compares its ids with this one; on the left unless positions may count from the first token of a
+    batch.
     """
     own = passes.model.own_padding
     pads = [pad for pad in own if pad is not None]
@@ -122,7 +142,9 @@ def _by_ids(passes: Passes, side: PaddingSide) -> Observed:
         f"{subject} the same outputs as alone",
         f"{subject} other outputs than alone",
     )
-    return observed if is_compared and side == "right" else observed.as_note()
+    if is_compared and (side == "right" or _is_of_no_position(passes, differences, None)):
+        return observed
+    return observed.as_note()
 
 
 def _beside_padded_source(passes: Passes, pad: int) -> PassDifference:

@@ -41,7 +41,7 @@ RUN = "Run"
 """The panel of the options that say how an examination runs, not what is examined."""
 _ACCEPTS = "CODE[@PART]=REASON"
 HELD = "accepted-but-right"
-"""The code of what is accepted although it was tried and held."""
+"""The code of what is accepted although the code does not have it."""
 _NOWHERE = SourceLine()
 CODES: Mapping[str, str] = {
     "sees": "sees-unstated",
@@ -73,7 +73,8 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 class CheckRequest:
     """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and
     intentions that the code does not show. `time_limit_s` is per call, `max_time_s` for all that
-    follows the first one. The process of the code runs in `folder`, None for the working directory.
+    follows the first one. The process of the code runs in `folder`, None for the working directory,
+    and imports from the folders of `import_path` before others.
     """
 
     target: str | None = setting(
@@ -207,6 +208,7 @@ class CheckRequest:
         excludes=("model",),
     )
     folder: str | None = None
+    import_path: tuple[str, ...] = ()
 
     @property
     def model_settings(self) -> ModelSettings:
@@ -653,8 +655,9 @@ class Examination(Shown):
 
     @property
     def headline(self) -> str:
-        """The first finding with its line, or the sentence, in one line."""
-        return "".join(self._first)
+        """The line of the first finding and the finding, or the sentence, in one line."""
+        message, at = self._first
+        return f"{at[2:-1]}: {message}" if at else message
 
     @property
     def _first(self) -> tuple[str, str]:
@@ -672,24 +675,30 @@ class Examination(Shown):
             return self.mask
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
-        held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
-        packing = [b.reason for b in self.behaviour if b.name == "packing" and b.ok]
-        held = "; ".join([held, *packing])
         if self.verdict == "consistent":
-            return f"{held}; {self.attention_inside}"
+            return f"{self._held}; {self.attention_inside}"
         other = self.against or "the reference"
         covered = ""
         if self.compared is not None and self.compared.attention:
             covered = self.compared.words(other)
         if self.comparison is None:
             inside = f"{self.attention_inside}: {covered}" if covered else self.attention_inside
-            return f"{inside}; the rest by behaviour: {held}"
+            return f"{inside}; the rest by behaviour: {self._held}"
         n = self.comparison.n_inputs
         covered = covered or (
             f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same"
             " weights"
         )
         return "; ".join([covered, *self._missing])
+
+    @property
+    def _held(self) -> str:
+        """Which behaviours hold, in texts of which length, and what isolates documents."""
+        holding = [each for each in self.behaviour if each.ok]
+        held = f"{', '.join(each.name for each in holding)} hold"
+        if lengths := [each.tried.length for each in holding if each.tried]:
+            held += f" in texts of up to {max(lengths)} tokens"
+        return "; ".join([held, *(each.reason for each in holding if each.name == "packing")])
 
     @property
     def _missing(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ loads torch.
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial, wraps
@@ -106,6 +107,7 @@ def check(
             length=length,
             time_limit_s=time_limit_s,
             max_time_s=max_time_s,
+            import_path=tuple(sys.path),
         )
         stated = request.acceptances  # which raise before anything runs
         if all(
@@ -171,7 +173,7 @@ def examine_in_child(
 def examined_or_refused(
     request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
 ) -> Examination:
-    """The same; without a verdict where the target is refused. Raises `MhaError` for a fault of
+    """The same; undecided where the target is refused. Raises `MhaError` for a fault of
     mha, which is no answer about the target.
     """
     try:
@@ -179,11 +181,16 @@ def examined_or_refused(
     except MhaError as refusal:
         if refusal.code == "internal":
             raise
-        target = request.model or request.target or ""
-        steps = (refusal.typed_hint,) if refusal.typed_hint else ()
-        return Examination(
-            "unknown", target, "", reason=f"refused: {refusal.typed_message}", next_steps=steps
-        )
+        return refused(request, refusal)
+
+
+def refused(request: CheckRequest, refusal: MhaError) -> Examination:
+    """The report on a target that is refused."""
+    target = request.model or request.target or ""
+    steps = (refusal.typed_hint,) if refusal.typed_hint else ()
+    return Examination(
+        "unknown", target, "", reason=f"refused: {refusal.typed_message}", next_steps=steps
+    )
 
 
 def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:

@@ -405,8 +405,12 @@ def seeing_of(every: Sequence[Compared], words: str) -> Seeing:
         ("misses-stated", "missing", "does not see"),
     ):
         wrong = {each: getattr(each, kind) for each in every}
-        parts = [words_of_cells(each, cells, verb) for each, cells in wrong.items() if cells.any()]
-        if parts:
+        places = dict[str, list[str]]()  # of the same cells
+        for each, cells in wrong.items():
+            if cells.any():
+                places.setdefault(words_of_cells(each, cells, verb), []).append(each.where)
+        if places:
+            parts = (f"{'and '.join(where)}{words}" for words, where in places.items())
             findings.append(finding_of(code, "; ".join(parts)))
     words = f"who sees whom is {'not ' if findings else ''}as stated{words}"
     ordered = sorted(every, key=lambda each: not each.differs)
@@ -431,7 +435,7 @@ def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
     n_cells = sum(int(each.sum()) for each in of_head.values())
     rest = f", and {len(groups) - _MOST_GROUPS} more rows" if len(groups) > _MOST_GROUPS else ""
     every = f" ({n_cells} cells: {'; '.join(groups[:_MOST_GROUPS])}{rest})"
-    return f"{compared.where}{who} {verb} key {key}" + (every if n_cells > 1 else "")
+    return f"{who} {verb} key {key}" + (every if n_cells > 1 else "")
 
 
 def _groups(cells: Cells, first: int) -> Iterator[str]:

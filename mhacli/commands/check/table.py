@@ -84,8 +84,11 @@ def _require_known(keys: Iterable[str], known: Collection[str]) -> None:
     """Raises `UsageError` for a key that is not known, with the nearest one."""
     for key in keys:
         if key not in known:
-            nearest = get_close_matches(key, known, n=1, cutoff=0)
-            raise UsageError(f"there is no key {key[:80]!r}", hint=f"the nearest is {nearest[0]}")
+            (nearest,) = get_close_matches(key, known, n=1, cutoff=0)
+            hint = f"the nearest is {nearest}"
+            if key in _FIELDS and not nearest.startswith(key):  # such as `target`
+                hint = f"{key} is a key of each target, in [[tool.mha.check.targets]]"
+            raise UsageError(f"there is no key {key[:80]!r}", hint=hint)
 
 
 def request_of(stated: Mapping[str, Any], folder: str) -> CheckRequest:

@@ -90,6 +90,14 @@ def test_what_was_not_tried_is_a_note_and_changes_nothing() -> None:
     assert (report.verdict, report.ok, report.findings) == (before.verdict, before.ok, ())
     notes = [note for note in report.notes if "accepted, and was not tried: " in note]
     assert [note.split()[0] for note in notes] == ["padding-leak", "scale-missing@upper"]
+    assert all(note.count("not tried") == 1 for note in notes)
+
+
+def test_what_is_accepted_and_not_there_is_said_with_what_was_seen() -> None:
+    report = looking(3, 0, length=32, accept={LEAK: WHY, "batch-leak": WHY})
+    assert codes_of(report) == ["accepted-but-right", LEAK]
+    (batch,) = (each.reason for each in report.behaviour if each.name == "batch")
+    assert batch in report.findings[0].evidence
 
 
 def test_what_no_time_was_left_for_is_a_note_and_changes_nothing() -> None:

@@ -25,3 +25,14 @@ def test_findings_are_annotations_beside_an_unchanged_stdout(
         ended = mha("check", *ATTENTION, *options, env=env, code=3)
         assert len(ended.stderr.splitlines()) == n
         assert "file=" not in ended.stderr
+
+
+def test_a_target_that_is_refused_is_an_annotation(mha: Callable[..., Any]) -> None:
+    for words, options, n in (
+        (("missing.py:GPT",), (), 1),
+        (("no_such_module:GPT",), (), 1),
+        (("missing.py:GPT",), ("--no-annotations",), 0),
+    ):
+        ended = mha("check", *words, *options, env={"GITHUB_ACTIONS": "true"}, code=1)
+        assert len(re.findall(f"^::warning .*{words[0]}: ", ended.stderr, flags=re.M)) == n
+        assert "mha: error: " in ended.stderr

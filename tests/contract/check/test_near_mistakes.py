@@ -47,4 +47,6 @@ def test_the_part_that_sees_the_future_is_named(model: str, part: str) -> None:
 
 
 def test_a_causal_model_without_attention_is_consistent() -> None:
-    assert user_code.check(FILE.Convolutions(), causal=True).verdict == "consistent"
+    report = user_code.check(FILE.Convolutions(), causal=True, length=48)
+    assert report.verdict == "consistent"
+    assert "48 tokens" in report.sentence

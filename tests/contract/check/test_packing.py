@@ -295,6 +295,8 @@ def test_families_isolate_as_plain_passes_do(name: str, implementation: str) -> 
             if ("none", None) in every or ("none", False) in every or asked:
                 assert found.ok is asked
             assert report.ok == bool(asked), report.summary
+            leaks = asked is True and not every.get(("none", None), True)
+            assert ("usual call" in report.sentence) is leaks
         else:
             assert found.ok is (True if all(every.values()) else None)
             assert not any(finding.code == "documents-leak" for finding in report.findings)

@@ -80,6 +80,24 @@ def test_what_stands_in_the_places_of_padding_changes_nothing(name: str, expecte
         assert answers(report)["padding-content"] is True
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("WithoutPositions", True),
+        ("OneTooMany", False),
+        ("OneTooManyById", False),
+        ("WithPlaces", None),
+        pytest.param("WithPlacesInScores", None, marks=pytest.mark.real),
+    ],
+)
+def test_only_a_model_with_positions_may_change_behind_padding(
+    name: str, expected: bool | None
+) -> None:
+    report = examined(name, causal=True)
+    assert answers(report)["left-padding"] is expected
+    assert [each.code for each in report.findings] == ["padding-leak"] * (expected is False)
+
+
 MEMORY: dict[str, bool] = {
     "Translator": True,
     "NeverRead": False,

@@ -149,6 +149,14 @@ def test_a_finding_names_query_key_and_head() -> None:
     assert missing.evidence.startswith("query 1 of head 2 does not see key 0 (")
 
 
+def test_cells_that_are_wrong_in_several_layers_are_named_once() -> None:
+    causal = MASKED.table("causal")
+    (finding,) = user_code.check(MASKED.Model(causal, causal), sees=WINDOW).findings
+    of_layers, _, of_all = finding.evidence.partition("; ")
+    assert "layer 0 and in layer 1" in of_layers
+    assert "as a whole" in of_all
+
+
 @pytest.mark.real
 def test_windows_in_two_layers_reach_14_back() -> None:
     window = MASKED.table("window")

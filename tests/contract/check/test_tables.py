@@ -164,6 +164,7 @@ TABLE = "[tool.mha.check]\n"
     ("text", "pieces"),
     [
         (f"{TABLE}target = []", ["'target'", "the nearest is targets"]),
+        (f"{TABLE}max-time = 9", ["'max-time'", "[[tool.mha.check.targets]]"]),
         (f"{TABLE}targets = []", ["no targets"]),
         (TABLE, ["no targets"]),
         (f"{TABLE}targets = 3", ["Expected `array`"]),

@@ -55,9 +55,7 @@ def test_the_report_stands_below_an_assertion_about_it(folder: Path) -> None:
     line = (CASES / "attention.py").read_text().splitlines().index(
         "    return (q @ k.mT).softmax(-1) @ v"
     ) + 1
-    about = {
-        name for name, said in sentences.items() if re.match(r"mha: .* \(attention\.py:", said)
-    }
+    about = {name for name, said in sentences.items() if said.startswith(f"attention.py:{line}")}
     assert about == {
         "test_wrong",
         "test_wrong_with_a_name_and_a_message",
@@ -69,7 +67,6 @@ def test_the_report_stands_below_an_assertion_about_it(folder: Path) -> None:
     shown = parts(ended.stdout)
     for name in sentences:
         assert shown[name].count("✗ wrong") == (name in about), shown[name]
-        assert sentences[name].endswith(f" (attention.py:{line})") == (name in about)
     assert len(re.findall("^::error ", ended.stderr, flags=re.M)) == 1  # the same mistake each time
 
 

@@ -64,7 +64,7 @@ def test_the_samples_are_red_with_their_line_and_mended_ones_green(tmp_path: Pat
     sentences = failed(ended.stdout)
     assert set(sentences) == {"mha::my_gpt.py:GPT", "mha::my_attention.py:MultiHeadAttention"}
     for name, line in lines.items():
-        assert any(words.endswith(f" ({name}:{line})") for words in sentences.values()), sentences
+        assert any(words.startswith(f"{name}:{line}") for words in sentences.values()), sentences
         assert f"{name}:{line}\n" in ended.stdout  # in the report
     shown = annotations(ended.stderr)
     assert {level for level, _, _ in shown} == {"error"}
@@ -117,6 +117,17 @@ def test_an_id_of_a_subfolder_can_be_typed_back(folder: Path) -> None:
     assert again.stdout.splitlines()[:2] == ["mha::../attention.py:right", ""]
 
 
+def test_code_is_imported_from_where_pytest_imports(folder: Path) -> None:
+    (folder / "code").mkdir()
+    (folder / "attention.py").rename(folder / "code" / "own_attention.py")
+    (folder / "pytest.ini").write_text("[pytest]\npythonpath = code\n")
+    (folder / "test_named.py").write_text(
+        "import mhacli\n\ndef test_named():\n    assert mhacli.check('own_attention:right').ok\n"
+    )
+    ended = run_pytest(folder, "--mha", "own_attention:right", ".", cold=True)
+    assert "2 passed" in ended.stdout, ended.stdout
+
+
 def test_what_is_not_right_fails_with_its_sentence(folder: Path) -> None:
     """A refusal, an empty folder and a verdict that is not decided; the right one passes."""
     (folder / "empty").mkdir()
@@ -129,7 +140,6 @@ def test_what_is_not_right_fails_with_its_sentence(folder: Path) -> None:
         targets[1:], ("not decided", "config.json", "missing.py does"), strict=True
     ):
         assert said in sentences[f"mha::{target}"]
-        assert sentences[f"mha::{target}"].startswith("mha: ")
     assert "Traceback" not in ended.stdout
     assert re.search(r"^mha::attention.py:right PASSED", ended.stdout, flags=re.MULTILINE)
     shown = annotations(ended.stderr)
@@ -213,7 +223,7 @@ def test_a_table_states_targets_and_what_is_meant(folder: Path) -> None:
     assert "2 passed" in ended.stdout
     assert "up to 257 tokens" not in ended.stdout
     assert "as in T5" in ended.stdout
-    assert "not tried beside what is accepted: " in ended.stdout
+    assert "not tried because of what is accepted: " in ended.stdout
     assert [level for level, _, _ in annotations(ended.stderr)] == ["notice"]
     table.write_text(TABLE.format(key="lenght"))
     ended = run_pytest(folder, "--mha", "pyproject.toml")

@@ -197,6 +197,58 @@ class CausalByMask(CausalFromTheLeft):
     obeys = True
 
 
+class WithoutPositions(Encoder):
+    """A decoder that knows the order of its tokens by its mask alone."""
+
+    def real(self, mask):
+        return mask.bool()
+
+    def read(self, ids, keep):
+        n = ids.shape[1]
+        keep = keep[:, None, None] | torch.eye(n).bool()
+        x = self.tokens(ids) + self.of_places(n)
+        return self.norm(x + self.heads(x, x, keep & torch.ones(n, n).tril().bool()))
+
+    def of_places(self, n):
+        return 0.0
+
+    def forward(self, ids, attention_mask=None):
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+        return self.read(ids, self.real(mask))
+
+
+class OneTooMany(WithoutPositions):
+    """The mask hides the first token behind padding too."""
+
+    def real(self, mask):
+        real = mask.bool()
+        return real & torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], 1)
+
+
+class OneTooManyById(OneTooMany):
+    def forward(self, ids):
+        return self.read(ids, self.real(ids != PAD))
+
+
+class WithPlaces(WithoutPositions):
+    """Places count from the first token of a batch."""
+
+    def of_places(self, n):
+        return self.places(torch.arange(n))
+
+
+class WithPlacesInScores(WithoutPositions):
+    """A score bias for each key, by its place in the batch."""
+
+    def read(self, ids, keep):
+        n = ids.shape[1]
+        keep = (keep[:, None, None] | torch.eye(n).bool()) & torch.ones(n, n).tril().bool()
+        x = self.tokens(ids)
+        q, k, v = (each(x) for each in (self.heads.q, self.heads.k, self.heads.v))
+        scores = q @ k.mT / 6 + self.places(torch.arange(n)).sum(-1)
+        return self.norm(x + self.heads.out(scores.masked_fill(~keep[:, 0], -1e9).softmax(-1) @ v))
+
+
 class Translator(nn.Module):
     """An encoder and a decoder, with a mask of what the encoder reads."""
 
