@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import avg_pool2d, linear
 
 from mhacli.attention import masks
@@ -287,10 +287,11 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
     run(watch, inside=lambda site, tensor, **_: seen.update({site: tensor}))
     record, _ = make_record(setup, steps, whole, watch.seconds, again=run)
     of_steps = SelfCheck.of(largest_of(record.trace), 2 * record.self_check.tolerance)
+    weights = sum(p.nbytes for p in setup.layer.attention.parameters())
     return replace(
         record,
         self_check=max(record.self_check, of_steps, key=lambda check: check.severity),
-        decoding=decoding_of(setup.layer.attention, config, cache, prompt_len, batch=len(full)),
+        decoding=decoding_of(weights, config, cache, prompt_len, batch=len(full)),
     )
 
 
@@ -388,11 +389,10 @@ def largest_of(steps: Sequence[Step]) -> float:
 
 
 def decoding_of(
-    module: nn.Module, config: Config, cache: str, prompt_len: int, *, batch: int, n_layers: int = 1
+    weights: int, config: Config, cache: str, prompt_len: int, *, batch: int, n_layers: int = 1
 ) -> DecodeSummary:
-    """What each step reads: the weights of the module, and the keys and values of its layers in a
+    """What each step reads: the bytes of `weights`, and the keys and values of the layers in a
     `cache`.
     """
-    weights = sum(p.numel() * p.element_size() for p in module.parameters())
     token, of_all = (n_layers * token_bytes(config, n) for n in (config.n_kv_heads, config.n_heads))
     return DecodeSummary(cache, prompt_len, weights, token, of_all, weights / (batch * token))

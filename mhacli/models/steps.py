@@ -372,8 +372,29 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
         trace=tuple(steps),
         self_check=SelfCheck.of(largest_of(steps), tolerance),
         timings=dict(record.timings) | {"decoding": timing(seconds, [seconds])},
-        decoding=decoding_of(model, config, cache, prompt_len, batch=len(full), n_layers=n_layers),
+        decoding=decoding_of(
+            _weight_bytes(model, record.model.max_positions),
+            config,
+            cache,
+            prompt_len,
+            batch=len(full),
+            n_layers=n_layers,
+        ),
     )
+
+
+def _weight_bytes(model: Any, n_positions: int | None) -> int:
+    """The bytes of weights that a step reads: one row of a table of positions; the table of tokens,
+    which stands for the output projection of its size; and of two stacks the decoder alone.
+    """
+    stack = model.get_decoder() if model.config.is_encoder_decoder else model
+    of_tokens = model.get_input_embeddings().weight
+    n_read = {weight: weight.nbytes for weight in stack.parameters()}
+    for table in stack.modules():
+        is_other = isinstance(table, nn.Embedding) and table.weight is not of_tokens
+        if is_other and n_positions and len(table.weight) >= n_positions:
+            n_read[table.weight] = table.weight[0].nbytes
+    return sum(n_read.values())
 
 
 def _recorded(run: CheckpointRun, prompt_len: int) -> Record:

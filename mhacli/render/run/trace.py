@@ -394,10 +394,14 @@ def _costs(record: DecodingRecord, screen: Screen) -> Text:
     decoding, length = record.decoding, record.decoding.crossing_len
     layers = "" if record.model is None else f" of all {count_of(record.model.n_layers, 'layer')}"
     beyond = f"{length:,.0f}" if length >= 10 else f"{length:.1f}"
+    crossing = f"beyond {beyond} tokens a step reads more cache than weights"
+    most = None if record.model is None else record.model.max_positions
+    if most is not None and length > most:
+        crossing = f"up to the last of {most:,} positions a step reads more weights than cache"
     parts = [
         f"cache{layers}: {shown(decoding.token_bytes, 'bytes')} for every token of every sequence",
         f"weights: {shown(decoding.weight_bytes, 'bytes')}, which every step reads",
-        f"beyond {beyond} tokens a step reads more cache than weights",
+        crossing,
     ]
     return flowing(parts, screen.width)
 

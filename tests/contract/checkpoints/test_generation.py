@@ -5,6 +5,7 @@ pass over the whole text.
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
@@ -330,11 +331,24 @@ def test_a_step_counts_what_it_reads_and_appends(name: str, mha: Any) -> None:
         assert step["appended_bytes"] == n_new * token
         assert step["read_bytes"] == step["cache_bytes"] == (step["n_past"] + n_new) * token
     summary, n_layers = document["decoding"], N_HALF if name == "t5" else N_LAYERS
-    weights = sum(p.numel() * 4 for p in checkpoints.model(name, "AutoModel").parameters())
+    weights = 0
+    for part, numbers in checkpoints.model(name, "AutoModel").named_parameters():
+        if not part.startswith("encoder."):
+            weights += 4 * (numbers[0] if re.search("wpe|position", part) else numbers).numel()
     assert (summary["token_bytes"], summary["weight_bytes"]) == (n_layers * token, weights)
     assert summary["full_token_bytes"] == n_layers * N_HEADS * 2 * d_head * 4
     assert summary["crossing_len"] == pytest.approx(weights / (n_layers * token))
     assert summary["prompt_len"] == 4
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("gpt2", False), ("llama", True)])
+def test_no_length_is_named_that_has_more_tokens_than_the_model_has_positions(
+    name: str, is_named: bool, mha: Any
+) -> None:
+    crossing = decode(mha, name).json["decoding"]["crossing_len"]
+    assert (crossing < FAMILIES[name].config.get("n_positions", 2048)) == is_named
+    screen = mha("decode", "--model", checkpoints.folder(name), TEXT, "--layer", "1").stdout
+    assert (f" {crossing:,.0f} " in screen) == is_named
 
 
 @pytest.mark.real
