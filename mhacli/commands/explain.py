@@ -110,7 +110,8 @@ def _with_example(term: Word) -> Word:
 
 def _named(word: str) -> tuple[Word, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces,
-    hyphens and underscores; or else the options, which stand first if the word is typed as one.
+    hyphens, underscores and the s of a plural; or else the options, which stand first if the word
+    is typed as one.
     """
     spelt, types = plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
     of_name = tuple(term for term in terms() if spelt in map(plain, (term.name, *term.also)))
@@ -123,7 +124,9 @@ def _named(word: str) -> tuple[Word, ...]:
         return of_name or of_group
     if word in types:
         return _named(types[word])
-    return tuple(o for o in options() if spelt in map(plain, (o.name, *o.also)))
+    of_option = tuple(o for o in options() if spelt in map(plain, (o.name, *o.also)))
+    is_plural = not of_option and len(spelt) > 3 and spelt.endswith("s")
+    return _named(spelt[:-1]) if is_plural else of_option
 
 
 @cache

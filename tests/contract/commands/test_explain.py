@@ -125,7 +125,11 @@ def test_an_unknown_word_is_a_usage_error_that_names_the_nearest(mha: Mha) -> No
 WORDS = (
     "padding, scaling, √d, sqrt, temperature, softmax, attention, self-attention, cross-attention,"
     " multi-head, causal, mask, sliding window, kv cache, residual, embedding, position, logits,"
-    " head, token"
+    " head, token, query, key, value, scores, attention weights, transformers, encoder, decoder,"
+    " encoder-decoder, projections, dot product, dot-products, layernorm, layer normalisation,"
+    " feed-forward, FFN, look-ahead mask, sdpa, scaled dot-product attention, positional encodings,"
+    " vocabulary, hidden states, language model, logit, perplexity, flash attention, W_q,"
+    " output projection, autoregressive, greedy, parameters, context window, additive attention"
 )
 
 
