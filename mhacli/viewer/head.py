@@ -35,7 +35,7 @@ from .screen import (
     window,
     wrapped,
 )
-from .session import Session, places_ahead
+from .session import Session
 
 # --------------------------------------------------------------------------------------- the matrix
 
@@ -226,10 +226,10 @@ class HeadScreen(HeadsScreen):
         others = keys[most:]
         if others:
             rest = shown(sum(weight for _, weight in others), "weight", _LIST_DECIMALS)
-            lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
+            lines.append([(f"  {len(others):,} more get {rest}", PLAIN)])
         place = self._listed.index(column) if column in self._listed else 0
         n_keys = words.count_of(len(keys), "key" if base.block == 1 else "block")
-        title = f"top {len(self._listed)} of {n_keys}"
+        title = f"top {len(self._listed):,} of {n_keys}"
         return title, [lines[number] for number in window(0, height, place, len(lines))]
 
     def _text(self, axis: int, width: int, height: int) -> tuple[str, Lines]:
@@ -366,19 +366,6 @@ class HeadScreen(HeadsScreen):
 
     # -------------------------------------------------------------------------------- what is drawn
 
-    def action_head(self, step: int) -> None:
-        """Shows another head, across layers and around the ends."""
-        places = list(self.session.heads)
-        self.session.place = places[(places.index(self.session.place) + step) % len(places)]
-        self.draw()
-
-    def action_layer(self, step: int) -> None:
-        """Shows the same head of the next or previous layer that has it."""
-        ahead = places_ahead(self.session.heads, self.session.place, step, 0)
-        self.action_say("" if ahead else "no layer there has this head")
-        self.session.place = next(iter(ahead), self.session.place)
-        self.draw()
-
     def action_zoom(self, step: int) -> None:
         """Shows larger or smaller cells; 0 fits the whole map."""
         self.matrix.zoomed = self.matrix.zoomed + step if step else 0
@@ -445,7 +432,7 @@ class HeadScreen(HeadsScreen):
         begin = self.picture.base.place(axis, self.at[axis])
         self._matches = self.picture.matches(axis, typed, begin)
         if self._matches:
-            count = f"1 of {len(self._matches)}"
+            count = f"1 of {len(self._matches):,}"
         else:
             count = "no match" if typed else "token or place"
         self.action_say(

@@ -82,6 +82,10 @@ class Overview(HeadsScreen):
 
     def on_screen_resume(self) -> None:
         """Takes the head that was chosen on another screen."""
+        self.take_place()
+
+    def take_place(self) -> None:
+        """Moves to the head at the place of the session."""
         self.go(*self.session.place)
 
     def _signs(self, width: int, height: int) -> tuple[str, Lines]:

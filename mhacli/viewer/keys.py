@@ -22,6 +22,20 @@ _ENDS = [
     *_keys("?", "this list", {"question_mark": "app.read('help')"}, "help"),
     *_keys("Q Ctrl-C", "quit, from any screen", {"Q,ctrl+c": "app.quit"}),
 ]
+_HEADS = [
+    *_keys(
+        "h H",
+        "the next or previous head; ] and [ do the same",
+        {"h,right_square_bracket": "head(1)", "H,left_square_bracket": "head(-1)"},
+        "head",
+    ),
+    *_keys(
+        "l L",
+        "this head of the next or previous layer; } and { do the same",
+        {"l,right_curly_bracket": "layer(1)", "L,left_curly_bracket": "layer(-1)"},
+        "layer",
+    ),
+]
 KEYS = {
     "everywhere": [
         *_ENDS,
@@ -83,25 +97,17 @@ KEYS = {
             {"comma": "sequence(-1)", "full_stop": "sequence(1)"},
         ),
     ],
-    "all heads": _keys(
-        "Enter",
-        "open the head; so does a click on it while it is chosen",
-        {"enter,ctrl+j": "open"},
-        "open",
-    ),
+    "all heads": [
+        *_keys(
+            "Enter",
+            "open the head; so does a click on it while it is chosen",
+            {"enter,ctrl+j": "open"},
+            "open",
+        ),
+        *_HEADS,
+    ],
     "a head": [
-        *_keys(
-            "h H",
-            "the next or previous head; ] and [ do the same",
-            {"h,right_square_bracket": "head(1)", "H,left_square_bracket": "head(-1)"},
-            "head",
-        ),
-        *_keys(
-            "l L",
-            "this head of the next or previous layer; } and { do the same",
-            {"l,right_curly_bracket": "layer(1)", "L,left_curly_bracket": "layer(-1)"},
-            "layer",
-        ),
+        *_HEADS,
         *_keys(
             "+ - 0",
             "larger or smaller cells, or all of them",

@@ -262,6 +262,23 @@ class HeadsScreen(Screen[None]):
         if is_a(self.session.record, EffectRecord):
             self.post_message(EffectsWanted(self.session.record))
 
+    def take_place(self) -> None:
+        """Shows the head at the place of the session."""
+        self.draw()
+
+    def action_head(self, step: int) -> None:
+        """Shows another head, across layers and around the ends."""
+        places = list(self.session.heads)
+        self.session.place = places[(places.index(self.session.place) + step) % len(places)]
+        self.take_place()
+
+    def action_layer(self, step: int) -> None:
+        """Shows the same head of the next or previous layer that has it."""
+        ahead = places_ahead(self.session.heads, self.session.place, step, 0)
+        self.action_say("" if ahead else "no layer there has this head")
+        self.session.place = next(iter(ahead), self.session.place)
+        self.take_place()
+
     def action_sequence(self, step: int) -> None:
         """Shows another sequence, around the ends."""
         n_sequences = len(self.session.record.sequences)

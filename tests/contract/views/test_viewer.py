@@ -299,6 +299,18 @@ def test_heads_and_layers_are_walked_and_each_shows_its_pattern(tmp_path: Path) 
 
 
 @pytest.mark.real
+def test_the_keys_of_heads_and_layers_walk_over_the_overview(tmp_path: Path) -> None:
+    with viewing(tmp_path, saved("gpt2"), size=(120, 40)) as screen:
+        screen.until("18 heads|Enter")
+        for keys, place in (("l", (1, 0)), ("h", (1, 1)), ("}", (2, 1)), ("]L", (1, 2))):
+            screen.press(*keys)
+            screen.until(rf"layer {place[0]} · head {place[1]} · numbers")
+        screen.press("enter")
+        screen.until(r"^layer 1 · head 2\b")
+        require_clean_quit(screen)
+
+
+@pytest.mark.real
 def test_the_overview_has_a_number_in_each_cell_and_moves_from_head_to_head(tmp_path: Path) -> None:
     weights = pattern("plain")[0]
     with viewing(tmp_path, saved("plain"), size=(170, 40)) as screen:
