@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
-from mhacli.io.safetensors import is_of_arrays
+from mhacli.io.safetensors import is_of_arrays, is_of_mha
 from mhacli.record.record import Record, dims_of
 from mhacli.record.storage import load
 from mhacli.record.weights_file import read_bias_file, read_layer_file
@@ -308,9 +308,18 @@ def record_command() -> tuple[str, ...]:
 def read_record(
     path: str, axes: str | None, labels: str | None = None, *, is_raw: bool = False
 ) -> Record:
-    """The record in a file, or that of arrays of another program."""
-    if not (axes or labels or is_raw or is_of_arrays(path)):
-        return load(path)
+    """The record in a file, or that of arrays of another program. Raises `UsageError` for what
+    describes arrays if mha wrote the file.
+    """
+    is_described = bool(axes or labels or is_raw)
+    if is_of_mha(path) or not (is_described or is_of_arrays(path)):
+        record = load(path)
+        if is_described:
+            raise UsageError(
+                f"--axes, --labels and --raw are for arrays of another program, and {path} is a"
+                " record of mha, which has its tokens"
+            )
+        return record
     from mhacli.record.given import read_labels, read_stack, record_of_stack
 
     tokens = None if labels is None else read_labels(labels)

@@ -15,6 +15,7 @@ from mhacli.cli.output import (
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import read_record
 from mhacli.errors import UsageError
+from mhacli.record.record import Record
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import chosen_layers, require_generated, require_rows
 from mhacli.settings import ARRAYS, AXES, setting
@@ -64,4 +65,13 @@ def show(
         require_generated(options.rows, is_generated=model.generated is not None)
         kinds = [layer.inspected.kind for layer in chosen_layers(record, options)]
         require_rows(options, kinds, record.sequences, record.context)
-    print_result(record, (), options=options, output=output, is_saved=True)
+    print_result(record, (), options=_in_blocks(record, options), output=output, is_saved=True)
+
+
+def _in_blocks(record: Record, options: ViewOptions) -> ViewOptions:
+    """The options with a map of the chosen heads where the record has no pattern of them."""
+    views = chosen_layers(record, options) if record.layers else record.attentions
+    has_blocks = all(view.is_drawable and not view.has_pattern for view in views)
+    if has_blocks and options.heads and not options.maps and options.view != "none":
+        return replace(options, maps=options.heads)
+    return options

@@ -136,6 +136,14 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
     return first + (read_up_to(read, length - 1) if length <= MAX_HEADER_BYTES else b"")
 
 
+def is_of_mha(path: str) -> bool:
+    """Whether mha wrote a file of tensors."""
+    try:
+        return read_tensor_header(path).metadata is not None
+    except MhaError:
+        return False
+
+
 def is_of_arrays(path: str) -> bool:
     """Whether a file holds arrays of numpy, or tensors of three axes or more that mha did not
     write.

@@ -6,6 +6,7 @@ Files of earlier versions have none, and are read as they are.
 
 import math
 import os
+import shlex
 from dataclasses import replace
 from functools import cache, partial
 
@@ -52,6 +53,10 @@ def load_late(path: str) -> Record:
     if document.get("schema") != SCHEMA:
         schema = document.get("schema") or document.get("format") or "no schema"
         hint = "mha run TEXT --save FILE writes a record"
+        if str(schema).startswith("mha.weights/"):
+            hint = (
+                f"mha run TEXT --weights {shlex.quote(path)} shows the attention of these weights"
+            )
         raise bad_file(
             path, f"{path} is not a record of schema {SCHEMA}: it has {schema}", hint=hint
         )
