@@ -1,19 +1,24 @@
 """What to type next: whole commands about what is on the screen, which a terminal prints below it
 as lines `next:`.
+
+Of the heads on the screen a command names the first of the table if that is in the order of a
+statistic; else the one that exceeds uniform attention most, by its type or its nearest type. Where
+queries of one text read keys of another, it names one of these heads.
 """
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mhacli.numbers import shown
-from mhacli.record.heads import HeadStatistics, in_order
-from mhacli.record.record import LayerView, Record
+from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, nearest_type
+from mhacli.record.record import LayerView, Record, texts_of
 from mhacli.render.base.format import flowing, token_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads
 from mhacli.render.checkpoint.effect import removal_name
-from mhacli.settings import Computation, Reading
+from mhacli.render.checkpoint.view import listed_heads, sort_of
+from mhacli.settings import AttentionKind, Computation, Reading
 
 from .console import stdout_width, write
 from .parameters import Declaration, declarations, option_names, running_command
@@ -123,14 +128,12 @@ def _trace_of_a_cell(record: Record, options: ViewOptions) -> Iterator[NextStep]
     """The trace of the largest of the weights between tokens that stand out. The first token of a
     checkpoint's text is often a sink.
     """
-    kinds = {layer.name: layer.kind for layer in record.layers}
     cells = [
         (cell, head)
-        for head in record.heads
-        if kinds.get(head.attention, "self") == "self" and options.shows_head(head.head)
+        for head in _on_screen(record, options)
         for cell in head.largest
         if (options.sequences is None or cell.sequence in options.sequences)
-        and (record.context is not None or cell.key != cell.query)
+        and (_kind(record, head) == "cross" or cell.key != cell.query)
         and (record.model is None or cell.key > 0)
     ]
     words = again("trace", takes=(Computation,), without=("layers",))
@@ -140,8 +143,9 @@ def _trace_of_a_cell(record: Record, options: ViewOptions) -> Iterator[NextStep]
     words += (*_layer(record, head), "--cell", f"{head.head},{cell.query},{cell.key}")
     if len(record.sequences) > 1:
         words += ("--sequence", str(cell.sequence))
-    query = token_of(record.sequences[cell.sequence], cell.query)
-    key = token_of(record.keys[cell.sequence], cell.key)
+    texts, contexts = texts_of(_kind(record, head), record.sequences, record.context)
+    query = token_of(texts[cell.sequence], cell.query)
+    key = token_of(contexts[cell.sequence], cell.key)
     weight = shown(cell.share, "weight", options.precision)
     yield NextStep(
         words, f"computes the weight {weight} of head {head.head}, query {query}, key {key}"
@@ -149,27 +153,49 @@ def _trace_of_a_cell(record: Record, options: ViewOptions) -> Iterator[NextStep]
 
 
 def _layer(record: Record, head: HeadStatistics) -> tuple[str, ...]:
-    return () if record.model is None else ("--layer", str(head.layer))
+    kind = _kind(record, head)
+    name = str(head.layer) if kind == "self" else f"{kind}.{head.layer}"
+    return () if record.model is None else ("--layer", name)
 
 
-def _first_head(record: Record, options: ViewOptions) -> HeadStatistics | None:
-    """The first head of self-attention in the table."""
-    kinds = {layer.name: layer.kind for layer in record.layers}
-    heads = in_order(chosen_heads(record, options), options.sort)
-    return next((one for one in heads if kinds.get(one.attention, "self") == "self"), None)
+def _kind(record: Record, head: HeadStatistics) -> AttentionKind:
+    """The kind of attention of a head."""
+    kinds: dict[str, AttentionKind] = {layer.name: layer.kind for layer in record.layers}
+    return kinds.get(head.attention, "self" if record.context is None else "cross")
+
+
+def _on_screen(record: Record, options: ViewOptions) -> Sequence[HeadStatistics]:
+    """The chosen heads, of cross-attention if there is some."""
+    heads = chosen_heads(record, options)
+    return [head for head in heads if _kind(record, head) == "cross"] or heads
+
+
+def _head_to_draw(record: Record, options: ViewOptions) -> HeadStatistics | None:
+    """The first head in the order of a statistic, or else that with the largest excess."""
+    heads, _ = listed_heads(record, _on_screen(record, options), options)
+    order = sort_of(heads, options)
+
+    def excess(head: HeadStatistics) -> float:
+        nearest = nearest_type(head)
+        if nearest is not None:
+            return nearest[1]
+        return 0.0 if head.kind in UNTYPED else head.certainty or 0.0
+
+    if order == "head":
+        return max(heads, key=excess, default=None)
+    return next(iter(in_order(heads, order)), None)
 
 
 def _map_of_a_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
-    """The map of the first head of the table."""
-    words, head = again("heads", without=("layers",)), _first_head(record, options)
+    words, head = again("heads", without=("layers",)), _head_to_draw(record, options)
     if words is not None and head is not None:
         words += (*_layer(record, head), "--map", str(head.head))
         yield NextStep(words, f"draws head {head.head}")
 
 
 def shown_head(record: Record, options: ViewOptions, path: str) -> Iterator[NextStep]:
-    """The first head of the table of a record that is saved there and has it."""
-    head = _first_head(record, options)
+    """The head of a record that is saved there and has it."""
+    head = _head_to_draw(record, options)
     views = {view.name: view for view in record.attentions}
     if head is None or record.effect is not None or record.decoding is not None:
         return
