@@ -73,9 +73,9 @@ class Table(Generic[Row]):
     """Rows under columns. Of more than `most` rows the first are shown, or, with `has_ends`, the
     first and the last.
 
-    The rows of the `foot` stand below. `legend` explains what is no heading. Columns are `gap`
-    blanks apart. On the terminal the lines of `above` and `below` stand around a row, across all
-    columns.
+    The rows of the `foot` stand below. `legend` explains what is no heading, as far as there is
+    room, and `remarks` what cells mean, on lines of their own. Columns are `gap` blanks apart. On
+    the terminal the lines of `above` and `below` stand around a row, across all columns.
     """
 
     columns: Sequence[Column[Row]] = field(kw_only=False)
@@ -85,6 +85,7 @@ class Table(Generic[Row]):
     most: int | None = None
     has_ends: bool = False
     legend: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     gap: int = 2
     above: Callable[[Row], Sequence[RenderableType]] = lambda row: ()
     below: Callable[[Row], Sequence[RenderableType]] = lambda row: ()

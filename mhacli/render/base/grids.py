@@ -571,8 +571,8 @@ def ends(
     least: float = 0.0,
     largest: float = 0.0,
 ) -> tuple[str, str]:
-    """What the ends of a scale stand for: `0` and `.62`, or `.62 or more` if the digits show that
-    the `largest` cell exceeds it; of changes `-.5` and `.5`, or `0` if none is less.
+    """What the ends of a scale stand for: `0` and `.62`, or `≥ .62` if the digits show that the
+    `largest` cell exceeds it; of changes `-.5` and `.5`, or `0` if none is less.
     """
     high = shown(top, unit, digits)
     match scale:
@@ -581,11 +581,11 @@ def ends(
         case "linear":
             low = "0"
         case "log":
-            low = f"{top / 10**DECADES:.1g} or less".removeprefix("0")
+            low = f"≤ {f'{top / 10**DECADES:.1g}'.removeprefix('0')}"
         case _:
             assert_never(scale)
     is_exceeded = largest > top and shown(largest, unit, digits) != high
-    return low, f"{high} or more" if is_exceeded else high
+    return low, f"≥ {high}" if is_exceeded else high
 
 
 def scale_words(group: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:

@@ -52,8 +52,9 @@ def table(
     if content.title:
         yield Text(content.title, "bold")
     yield _lines(content, rows, widths)
-    if below.plain:
-        yield below
+    for words in (below, flowing(content.remarks, width, style="dim")):
+        if words.plain:
+            yield words
 
 
 def bare(content: Table[Row], width: int) -> RenderableType:

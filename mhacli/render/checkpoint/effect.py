@@ -22,6 +22,7 @@ from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import grouped
 from mhacli.render.base.terminal import table
+from mhacli.render.heads.table import BESIDE_TYPES
 from mhacli.text.escape import token_label, visible
 
 _MOST_ROWS = 5
@@ -364,6 +365,8 @@ def effect_table(record: EffectRecord, digits: int | None = None) -> Table[Effec
         legend += ["Δlogprob and KL in nats", "rank 0: the most likely"]
     if metric != "d_output":
         legend.append("Δoutput relative to the length of the output")
+    if "head" in removed:
+        legend.append(BESIDE_TYPES)
     return Table(columns, _ranked(record), legend=legend)
 
 

@@ -70,8 +70,8 @@ def _layers(record: CheckpointRecord) -> str:
 
 def texts_read(record: Record) -> list[str]:
     """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9
-    tokens"]`; for a corpus the number of documents, the devices if there are several, and the
-    example.
+    tokens"]`, of several texts with random weights their vocabulary; for a corpus the number of
+    documents, the devices if there are several, and the example.
     """
     corpus = record.scan
     lengths = lengths_in_words(record.sequences)
@@ -79,6 +79,9 @@ def texts_read(record: Record) -> list[str]:
         parts = [*record.files, lengths]
         if record.context is not None:
             parts.append(f"context of {lengths_in_words(record.context)}")
+        n_texts = len(record.sequences) + len(record.context or ())
+        if record.model is None and record.words_of_random and record.vocabulary and n_texts > 1:
+            parts.append(f"one vocabulary of {count_of(len(record.vocabulary), 'token')}")
         return parts
     n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
     parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]

@@ -3,7 +3,7 @@ the line of their sinks.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -39,7 +39,7 @@ from mhacli.render.base.format import (
     type_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import grouped, names_of, survey_of
+from mhacli.render.base.selection import chosen_layers, grouped, names_of, survey_of
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 
@@ -56,11 +56,15 @@ class HeadRow(NamedTuple):
         return self.head.uniform or Averages() if self.baseline else self.head
 
 
+BESIDE_TYPES = "type: excess over uniform, (…) the nearest"
+"""What stands beside a type."""
 _OF_TYPES = (
     "The type with the largest excess over uniform attention, if that is at least"
     f" {CERTAIN_ENOUGH}, and this excess. Beside mixed stands the nearest type with its excess."
 )
 _OF_CONTROL = "the type on random tokens of the same number, where only positions can make one"
+_WITHIN_A_TEXT = ("diagonal", "previous", "duplicate", "induction")
+"""The statistics that compare a query with keys of its own text."""
 _WIDEST_TYPE = 40
 """The width down to which the column of types is shortened."""
 _WIDEST_LABEL = 21
@@ -83,8 +87,14 @@ def heads_table(
     below.
 
     The column by which heads are sorted is never dropped. The profile of distances is there if the
-    record has one.
+    record has one. What compares a query with its own text is no number in cross-attention.
     """
+    across = {
+        head_key(head)
+        for view in record.attentions
+        if view.inspected.kind == "cross" or (record.context is not None and record.model is None)
+        for head in view.record.heads
+    }
     columns = [
         *_layer_column(record, listed, options),
         Column("head", lambda row: "" if row.baseline else row.head.head, unit="id"),
@@ -102,10 +112,10 @@ def heads_table(
             Column("on random tokens", _control_text, meaning=_OF_CONTROL, explanation=_OF_CONTROL)
         )
     return Table(
-        [*columns, *_number_columns(record, options), *_profile_column(record)],
+        [*columns, *_number_columns(record, listed, options, across), *_profile_column(record)],
         [*map(HeadRow, listed)],
         foot=[*_baselines(record, listed)],
-        legend=[*_legend(listed)],
+        remarks=[*_remarks(listed, across)],
         gap=1,
     )
 
@@ -129,9 +139,8 @@ def _layer_column(
 ) -> Iterator[Column[HeadRow]]:
     """The column of layers; none if the record has a single layer, or one was chosen."""
     layers = {(view.inspected.layer, view.inspected.name): view for view in record.attentions}
-    n_layers = len({head_key(head)[:2] for head in listed})
-    is_chosen = options.layers is not None and n_layers == 1
-    if len(layers) == 1 or not n_layers or is_chosen:
+    is_chosen = options.layers is not None and len(chosen_layers(record, options)) == 1
+    if len(layers) == 1 or not listed or is_chosen:
         return
 
     def layer_of(row: HeadRow) -> LayerView:
@@ -145,18 +154,26 @@ def _layer_column(
     )
 
 
-def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow]]:
-    """A column for each statistic with a heading, in display order, and for each condition."""
-    sort, _ = require_order(options.sort)
+def _number_columns(
+    record: Record,
+    listed: Sequence[HeadStatistics],
+    options: ViewOptions,
+    across: Set[HeadKey],
+) -> list[Column[HeadRow]]:
+    """A column for each statistic with a heading, in display order, and for each condition. Heads
+    `across` two texts have no number of `_WITHIN_A_TEXT`, and alone no column.
+    """
     survey = survey_of(record)
+    is_across = bool(across) and all(head_key(head) in across for head in listed)
     columns = [
-        _statistic_column(statistic, options, survey.sink_tokens, sort)
+        _statistic_column(statistic, options, survey.sink_tokens, across)
         for statistic in (*OF_REMOVAL, *STATISTICS)
         if statistic.priority is not None
         and not (
             statistic.optional
             and all(getattr(head, statistic.field) is None for head in record.heads)
         )
+        and not (is_across and statistic.field in _WITHIN_A_TEXT)
     ]
     for number, name in enumerate(survey.patterns):
         columns.append(_pattern_column(number, visible(name), options.precision))
@@ -164,12 +181,17 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
 
 
 def _statistic_column(
-    statistic: Statistic, options: ViewOptions, sink_tokens: int, sort: str
+    statistic: Statistic, options: ViewOptions, sink_tokens: int, across: Set[HeadKey]
 ) -> Column[HeadRow]:
     """The column of a statistic; bold where the statistic made the type of the head."""
     words = statistic.words
     name = statistic.field
     unit = UNITS.get(statistic.unit, "short")
+    sort, _ = require_order(options.sort)
+
+    def value(row: HeadRow) -> float | None:
+        is_across = name in _WITHIN_A_TEXT and head_key(row.head) in across
+        return None if is_across else getattr(row.averages, name, None)
 
     def style(row: HeadRow) -> str:
         kind = row.head.kind
@@ -177,7 +199,7 @@ def _statistic_column(
 
     return Column(
         words.heading.format(sink_tokens=sink_tokens),
-        lambda row: getattr(row.averages, name, None),
+        value,
         unit=unit,
         digits=options.precision if unit == "weight" else None,
         drop=0 if name == sort else statistic.priority or 0,
@@ -290,19 +312,18 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[Hea
         yield HeadRow(heads[0], fitted(name, _WIDEST_LABEL))
 
 
-def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
-    """The meaning of the numbers and names beside head types."""
-    least = shown(CERTAIN_ENOUGH, "weight")
-    yield (
-        "beside a type, or the nearest one: its excess (weight − uniform) ÷ (1 − uniform), of a"
-        f" type at least {least}"
-    )
-    headings = {row.words.heading for row in STATISTICS}
+def _remarks(listed: Sequence[HeadStatistics], across: Set[HeadKey]) -> Iterator[str]:
+    """What numbers are means of, and the meaning of the names and numbers beside head types."""
+    yield "means over queries"
+    yield BESIDE_TYPES
+    headings = {row.words.heading for row in STATISTICS if row.priority == 1}
     nearest = filter(None, map(nearest_type, listed))
     for kind in dict.fromkeys(kind for kind, _ in nearest):
         words = words_of_type(kind)
         if words.short not in {*headings, words.name}:
             yield f"{words.short} = {words.name}"
+    if 0 < sum(head_key(head) in across for head in listed) < len(listed):
+        yield "–: queries and keys are of two texts"
 
 
 # ------------------------------------------------------------------------------- the sinks of heads

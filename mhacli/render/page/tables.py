@@ -131,7 +131,7 @@ def head_statistics(
         over = "documents; in each, over all queries that see a key"
     content = heads_table(record, in_order(rows, options.sort), exact)
     content = replace(content, title=f"means over {over}")
-    words = " · ".join([*content.meanings(content.columns), *content.legend])
+    words = " · ".join([*content.meanings(content.columns), *content.remarks])
     rows_of_heads = table(content, of_row=of_row)
     orders = [_order(content, place, column) for place, column in enumerate(content.columns)]
     body = section("statistics", "statistics", rows_of_heads, dim(words), class_="numbers")

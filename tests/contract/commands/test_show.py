@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import checkpoints
 from support.mha import Ended, run
 
 Mha = Callable[..., Ended]
@@ -138,3 +139,40 @@ def test_in_colour_every_row_of_a_long_map_is_half_of_a_line(tmp_path: Path) -> 
     of_terminal = {"terminal": (80, 24), "colour": True, "env": {"COLORTERM": "truecolor"}}
     shown = run(tmp_path, "show", "r", "--view", "heatmap", **of_terminal).stdout
     assert len(re.findall("38;2;[0-9;]*;48;2;[0-9;]*m▀", shown)) == 40 * 20
+
+
+@pytest.mark.parametrize("model", [(), ("--model", "gpt2")])
+def test_a_chosen_head_without_pattern_is_drawn_in_blocks(
+    tmp_path: Path, model: tuple[str, ...]
+) -> None:
+    words = [checkpoints.folder(word) if word == "gpt2" else word for word in model]
+    run(tmp_path, "heads", "the cat sat on the mat", *words, "--save", "r")
+    chosen = ("show", "r", *(("--layer", "1") if model else ()), "--head", "2")
+    drawn = run(tmp_path, *chosen).stdout
+    assert drawn == run(tmp_path, *chosen, "--map", "2").stdout
+    assert drawn != run(tmp_path, *chosen, "--view", "none").stdout
+
+
+def test_cross_attention_has_no_columns_of_keys_in_the_own_text(tmp_path: Path) -> None:
+    within = {"self", "prev", "dup", "ind"}
+
+    def columns(*words: str | Path) -> set[str]:
+        screen = run(tmp_path, "heads", *words, env={"COLUMNS": "300"}).stdout
+        (heading,) = re.findall(r"^.*\bhead type .*$", screen, re.M)
+        return within & {*heading.split()}
+
+    assert columns("the cat sat") == within
+    assert not columns("the cat sat", "--context", "a dog")
+    model = ("--model", checkpoints.folder("t5"), "--layer")
+    assert not columns("the cat sat", *model, "cross.1")
+    assert columns("the cat sat", *model, "cross.1,decoder.1", "--all") == within
+
+
+def test_files_that_mha_wrote_are_no_arrays_of_another_program(tmp_path: Path) -> None:
+    run(tmp_path, "run", "the cat sat", "--save-weights", "w", "--save", "r")
+    (tmp_path / "labels.txt").write_text("the\ncat\nsat\n")
+    for more in (("--labels", "labels.txt"), ("--axes", "head,query,key"), ("--raw",)):
+        weights = run(tmp_path, "show", "w", *more, code=1).error
+        assert weights == run(tmp_path, "show", "w", code=1).error
+        assert "--weights w" in weights["hint"]
+        assert more[0] in run(tmp_path, "show", "r", *more, code=2).error["message"]
