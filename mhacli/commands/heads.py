@@ -29,7 +29,7 @@ from mhacli.text.spans import part_of
 if TYPE_CHECKING:
     from mhacli.models.run import CheckpointRun
 
-_HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
+_HEAD = "Compute only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
 _QUERY = "List the strongest keys of these queries in every head, such as 1000 or 0,5-7."
 _EFFECT = (
@@ -37,8 +37,8 @@ _EFFECT = (
     " heads."
 )
 _CONTROL = (
-    "Add the type and the statistics of each head on random tokens, where only positions can make a"
-    " type."
+    "Add the type and the statistics of each head on random tokens, where only positions and"
+    " special tokens can make a type."
 )
 _ROWS = "Print the matrix rows of queries A to B−1."
 _KEYS = "Print the matrix columns of keys C to D−1."

@@ -25,7 +25,7 @@ from .result import RUN, CheckRequest, Examination, Examinations
 if TYPE_CHECKING:
     from mhacli.render.figures.svg import Piece
 
-_VERBOSE = "Print a script that shows each difference, where there is one."
+_VERBOSE = "Print why things were not tried, and scripts of differences."
 _CSV = "Print CSV: a line per finding, behaviour and probe."
 
 

@@ -37,7 +37,7 @@ _TOLERANCE = (
     " bfloat16, by the coarser record)"
 )
 _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
-_SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
+_SAVE = "Save what A computes, for mha diff FILE B later; give no B now."
 
 
 @command(

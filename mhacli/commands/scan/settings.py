@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from mhacli.cli.parameters import offers
-from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
+from mhacli.render.base.options import HEADS_COMPUTED, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import (
     CHECKPOINT,
@@ -117,7 +117,7 @@ class Scan:
         "Allow results from different kinds of devices in one folder; the result records this.",
     )
     view: Annotated[
-        ViewOptions, offers("everything", "sort", heads=f"{HEADS_SHOWN} (default: all)")
+        ViewOptions, offers("everything", "sort", heads=f"{HEADS_COMPUTED} (default: all)")
     ]
 
     @cached_property

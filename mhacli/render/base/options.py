@@ -51,7 +51,7 @@ def head_list(word: str) -> tuple[int, ...]:
 
 
 _indices = partial(setting, parse=index_list, metavar="LIST")
-HEADS_SHOWN = "Show only these heads, such as 0,2 or 0-3."
+HEADS_COMPUTED = "Compute only these heads, such as 0,2 or 0-3."
 SEQUENCES_SHOWN = "Show only these sequences, such as 0,2."
 _HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
 _SORT = (

@@ -614,7 +614,7 @@ def _without_sinks(whole: HeadMap, title: str, options: ViewOptions) -> Grid:
 
 
 def _sinks(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
-    """What was removed from the map of a head, with its part of all attention; nothing if nothing
+    """What was removed from the map of a head, with its share of all attention; nothing if nothing
     was.
     """
     parts = []

@@ -62,7 +62,7 @@ _OF_TYPES = (
     "The type with the largest excess over uniform attention, if that is at least"
     f" {CERTAIN_ENOUGH}, and this excess. Beside mixed stands the nearest type with its excess."
 )
-_OF_CONTROL = "the type on random tokens of the same number, where only positions can make one"
+_OF_CONTROL = "the type on as many random tokens, which only positions and special tokens can make"
 _WITHIN_A_TEXT = ("diagonal", "previous", "duplicate", "induction")
 """The statistics that compare a query with keys of its own text."""
 _WIDEST_TYPE = 40

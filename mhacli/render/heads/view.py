@@ -64,7 +64,7 @@ def strong_places(
         Column(
             "receives most",
             lambda head: _receivers(record, head),
-            meaning="part of all attention, × uniform attention, key",
+            meaning="share of all attention, × uniform attention, key",
             drop=1,
         ),
         Column(
