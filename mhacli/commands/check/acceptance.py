@@ -125,7 +125,10 @@ def _without_time(report: Examination) -> list[Behaviour]:
 
 
 def _untried_beside(report: Examination) -> Iterator[str]:
-    """What an accepted mistake kept from being tried."""
+    """What an accepted mistake kept from being tried: behaviours that its failure implies, and all
+    that follows a comparison which found it. Nothing follows that of a mask or of two
+    implementations.
+    """
     if report.mask or report.against is not None:
         return
     yield from (each.name for each in report.behaviour if each.is_implied)

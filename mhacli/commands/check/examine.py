@@ -64,6 +64,7 @@ from .probes import (
     within_block,
 )
 from .result import (
+    NOT_TRIED,
     AttentionInside,
     Behaviour,
     CheckRequest,
@@ -325,7 +326,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     tester.results |= {answer.name: answer for answer in report.behaviour}
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
         tester.results["prefix"] = Behaviour(
-            name="prefix", ok=None, reason=f"not tried: {NO_ATTENTION}"
+            name="prefix", ok=None, reason=f"{NOT_TRIED}{NO_ATTENTION}"
         )
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
