@@ -387,6 +387,8 @@ LARGE_TOLERANCE = 1e-2
 LARGE = 1000.0
 """Inputs times this make scores a million times as large; a number that stands for −∞ must be lower
 still."""
+LARGE_SCORES = "scores × 1,000,000"
+"""A case of such inputs, as reports name it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -536,7 +538,7 @@ def large_case(subject: UserAttention, case: InputCase) -> InputCase:
         large = large._replace(
             allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None]
         )
-    return make_case("scores × 1,000,000", subject, large, case.form, rounding=LARGE_TOLERANCE)
+    return make_case(LARGE_SCORES, subject, large, case.form, rounding=LARGE_TOLERANCE)
 
 
 # ----------------------------------------------------------------------------------- random weights
