@@ -74,9 +74,15 @@ def _copied_function(function: FunctionType, memo: Memo) -> FunctionType:
 
 
 def _copied_cell(cell: CellType, memo: Memo) -> CellType:
+    """A cell with a copy of what it holds; an empty one of an empty one, as of a name that is not
+    assigned yet. What the copy raises is the user's.
+    """
     made = memo[id(cell)] = CellType()  # a function may refer to itself
-    with suppress(ValueError):  # an empty one
-        made.cell_contents = _copied_part(cell.cell_contents, memo)
+    try:
+        contents = cell.cell_contents
+    except ValueError:
+        return made
+    made.cell_contents = _copied_part(contents, memo)
     return made
 
 
