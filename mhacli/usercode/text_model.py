@@ -136,30 +136,39 @@ class TextModel:
 
     def noting(self, row: int, noted: PartCalls, pinned: PartRows, real: Tensor) -> RemovableHandle:
         """A context, or a handle, that notes what the parts of the model read and give for the real
-        tokens of a text. Of `pinned` calls the first outputs become these.
+        tokens of a text. Of `pinned` calls the first outputs become these, before they are noted
+        and before other parts read them.
         """
-
-        def of_text(values: Any, first: Tensor | None = None) -> Tensor | None:
-            each = self._of_tokens(values, real.shape)
-            if each is None:
-                return None
-            n = each.shape[1]
-            places = real[row].nonzero()[:, 0] if n == real.shape[1] else torch.arange(n)
-            places = places.to(each.device)
-            if first is not None:
-                with suppress(RuntimeError):  # an expanded tensor has no cells of its own
-                    each[row][places[: len(first)]] = first
-            return each[row][places].detach().clone()
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
             n_earlier = len([earlier for earlier, _ in noted if earlier == name])
+            call = name, n_earlier
             floats = tree_map_only(
                 Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs
             )
-            call = name, n_earlier
-            noted[call] = of_text(floats), of_text(output, pinned.get(call))
+            read = self._rows_of(floats, row, real)
+            if call in pinned:
+                self._pin(output, pinned[call], row, real)
+            noted[call] = read, self._rows_of(output, row, real)
 
         return watching(self.attention.module, keep)
+
+    def _rows_of(self, values: Any, row: int, real: Tensor) -> Tensor | None:
+        """A copy of what a part reads or gives for the real tokens of a text; None if it has
+        nothing for each.
+        """
+        each = self._of_tokens(values, real.shape)
+        return None if each is None else each[row][_places(each, row, real)].detach().clone()
+
+    def _pin(self, output: Any, first: Tensor, row: int, real: Tensor) -> None:
+        """Puts rows into what a part gives, in the place of the first ones of a text. What cannot
+        be written stays: an expanded tensor has no cells of its own. Then the part still differs
+        from the other pass, which shows the caller that it was not pinned.
+        """
+        each = self._of_tokens(output, real.shape)
+        if each is not None:
+            with suppress(RuntimeError):
+                each[row][_places(each, row, real)[: len(first)]] = first
 
     def _of_whole_texts(self, result: Any, n_texts: int) -> Sequence[Tensor | None]:
         """What a model that returns nothing for each token gives for each text: rows of numbers, or
@@ -190,6 +199,15 @@ class TextModel:
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
         real = pad([torch.ones(len(text), dtype=torch.bool) for text in texts])
         return pad(list(texts), padding_value=self.pad), real.to(texts[0].device)
+
+
+def _places(each: Tensor, row: int, real: Tensor) -> Tensor:
+    """The rows of the real tokens of a text in what a part reads or gives, `[text, token, …]`: all
+    where a row is of several tokens, as of a patch.
+    """
+    n = each.shape[1]
+    places = real[row].nonzero()[:, 0] if n == real.shape[1] else torch.arange(n)
+    return places.to(each.device)
 
 
 def _along_tokens(result: Any, batch: int, length: int) -> Tensor | None:
