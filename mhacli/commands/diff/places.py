@@ -41,6 +41,18 @@ _N_QUARTERS = 4
 `mp_num`."""
 
 
+class PlaceKey(NamedTuple):
+    """What the places of two models have in common where the models compute the same: all but the
+    name of the module.
+    """
+
+    layer: int | None
+    stack: Stack | None
+    part: Part
+    site: str
+    number: int
+
+
 class ModelPlace(Located, frozen=True):
     """Where a model computes something, by the module `name`; `number` counts the earlier places of
     the same kind.
@@ -60,9 +72,9 @@ class ModelPlace(Located, frozen=True):
         return cls.of(_OUTSIDE, "mlp", f"{MAPPED}{name}", name)
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> PlaceKey:
         """What it has in common with the place of another model."""
-        return *self.where.values(), self.number
+        return PlaceKey(**self.where, number=self.number)
 
     @property
     def is_mapped(self) -> bool:
@@ -238,7 +250,7 @@ class Pass:
         self.all_calls = calls
         self.silent = silent
         self.known = dict[Event | int, ModelPlace]()
-        self._n_places = Counter[tuple[Any, ...]]()
+        self._n_places = Counter[PlaceKey]()
         self._n_layers = Counter[Stack | None]()
         self.blocks = self._blocks(numbers)
 
@@ -303,7 +315,9 @@ class Pass:
             )
 
     def _add(self, event: Event | int, place: ModelPlace) -> None:
-        """Adds the place of an event, or of an attention by its number."""
+        """Adds the place of an event, or of an attention by its number. It is given as the first of
+        its kind, under whose key all of the kind are counted, and gets the number of those before.
+        """
         self.known[event] = changed(place, number=self._n_places[place.key])
         self._n_places[place.key] += 1
 
@@ -415,7 +429,10 @@ class Pass:
         self._put(block.items[at].span, layer, "mlp" if part == "mlp" else "attention", site)
 
     def _content(self, span: _Span) -> _Span:
-        """The innermost module that contains all attentions of a span, and all its weights."""
+        """The innermost module that contains all attentions of a span, and all its weights: a block
+        may be a wrapper around another one, as of checkpointing, whose parts are those to place. An
+        attention alone is a part of its block, also where nothing else stands beside it.
+        """
         parts = [item for item in span.items if isinstance(item, int) or item.has_weights]
         only = parts[0] if len(parts) == 1 else None
         if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
