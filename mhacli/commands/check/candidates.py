@@ -98,6 +98,7 @@ class Candidate:
         contradicted = []
         if self.reading is not None and request.n_heads not in (None, self.design.n_heads):
             contradicted.append("heads")
+        # the number that `scales` took from the option, not one of the code that is as large
         if request.scale is not None and self.design.scale is not request.scale:
             contradicted.append("scale")
         return tuple(contradicted)
@@ -832,8 +833,10 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 def _of_rows(norm: nn.Module) -> Norm:
-    """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes
-    them first. It raises `UserRaised`, and `Unreadable` if it gives no tensor.
+    """A norm of the module as a function of rows `[batch, length, width]`, which it is compared in.
+    `nn.GroupNorm` takes `[batch, width, length]`. The module may be code of the user's under the
+    name of a norm: the function raises `UserRaised` for what it raises, such as for another width,
+    and `Unreadable` if it gives no tensor.
     """
     is_of_channels = isinstance(norm, nn.GroupNorm)
 

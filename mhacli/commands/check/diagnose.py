@@ -115,36 +115,27 @@ def _first(explanations: Iterable[Explanation | None]) -> Explanation | None:
     return next(filter(None, explanations), None)
 
 
-class Proof(NamedTuple):
-    """The largest difference of a trial that explains its cases, relative to the tolerance."""
-
-    error: float
-    trial: Trial
-
-
-def _no_call() -> RecordedCall:
-    return RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0)))
-
-
 @dataclass
 class Diagnosis:
     """The result of a diagnosis of what was `probed`. `call` is the recorded first case. `proofs`
-    are the mistakes that together give the outputs. Where nothing explains the output, `likeliest`
-    is the layer that has the most tensors in common with the call, and `likeliest_mistake` the
-    mistake of it that gives the weighted values of the call. `not_examined` are masks that the code
-    says it does not read in these calls, `ignored` those that hide nothing whatever stands in them,
-    and `unexplained` those that no hypothesis matches. `cache` is what `steps` behind a cache gave,
-    and `notes` are for callers. `over` ended it, if its time was over, and left `untried` what it
-    had still to try.
+    are the mistakes that together give the outputs, each with the explanation that showed it. Where
+    nothing explains the output, `likeliest` is the layer that has the most tensors in common with
+    the call, and `likeliest_mistake` the mistake of it that gives the weighted values of the call.
+    `not_examined` are masks that the code says it does not read in these calls, `ignored` those
+    that hide nothing whatever stands in them, and `unexplained` those that no hypothesis matches.
+    `cache` is what `steps` behind a cache gave, and `notes` are for callers. `over` ended it, if
+    its time was over, and left `untried` what it had still to try.
     """
 
     probed: ProbedAttention
     cases: list[InputCase] = field(default_factory=list)
-    call: RecordedCall = field(default_factory=_no_call)
+    call: RecordedCall = field(
+        default_factory=lambda: RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0)))
+    )
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
     likeliest_mistake: Mistake | None = None
-    proofs: dict[Mistake, Proof] = field(default_factory=dict)
+    proofs: dict[Mistake, Explanation] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
     not_examined: list[str] = field(default_factory=list)
@@ -282,7 +273,7 @@ class Diagnosis:
         trial = explanation.trial
         self.candidate = trial.candidate
         for mistake in explanation.mistakes:
-            self.proofs.setdefault(mistake, Proof(explanation.error, trial))
+            self.proofs.setdefault(mistake, explanation)
         self.cases += [case for case in trial.cases if case not in self.cases]
 
 
@@ -529,9 +520,6 @@ def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:
     found = result.explained_by_more(replace(trial, pool=pool))
     if found is not None:
         result.keep(found)
-
-
-_LATER_CHUNK = "a later step of several tokens with the cache"
 
 
 def _explain_steps(result: Diagnosis) -> None:

@@ -229,7 +229,7 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     passes = Passes(model, request.seed, requested=request.length)
     intent = Intent(claim, packed=request.packed)
     tester = BehaviourTester(passes, intent, tests_stated(request))
-    parts = _ask(tester, claimed=is_claimed_causal(built.module))
+    parts = _ask(tester, is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
     if stated_causal(request) and model.attention.is_pooled and report.verdict != "wrong":
@@ -328,7 +328,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         tester.results["prefix"] = Behaviour(
             name="prefix", ok=None, reason=f"{NOT_TRIED}{NO_ATTENTION}"
         )
-    parts = _ask(tester)
+    parts = _ask(tester, None)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)
     # a causal model that has nothing to compare, such as one of convolutions
@@ -536,20 +536,25 @@ ModulesByClass = Mapping[type, Mapping[str, nn.Module]]
 """Modules by class and name."""
 
 
-def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByClass | None:
-    """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class
-    and name, None if the model itself does. Where nothing states if tokens may see later ones, an
-    attention that hides them does, else what is `claimed`.
+class _Inside(NamedTuple):
+    """The modules that compute attention weights in a pass of a model, by class and name, and of
+    each of their calls that reads the text itself whether it hides later tokens.
     """
-    passes = tester.passes
-    module = tester.passes.module
+
+    modules: ModulesByClass
+    hide_later: tuple[bool, ...]
+
+
+def _attention_inside(passes: Passes) -> _Inside:
+    """The attention in a pass over a text, which is a short one for a large model."""
     modules = passes.attention.built.parts
     found = dict[type, dict[str, nn.Module]]()
     hide_later = list[bool]()
-    text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
+    text = passes.texts[-1] if _n_parameters(passes.module) > _SMALL else passes.text
 
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
+        # what holds the weights of the attention stands for it, not a part without any
         while name and not any(True for _ in modules[name].parameters()):
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
@@ -558,22 +563,31 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         if q_len == k_len > 1 and is_of_text and call.unreadable is None:
             hide_later.append(not cells_of(call).expand(-1, -1, q_len, k_len).triu(1).any())
 
-    if module is not None:
+    if passes.module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise
         # anything
-        with suppress(OutOfTime, *NO_ANSWER), captured(module, take, anywhere=True):
+        with suppress(OutOfTime, *NO_ANSWER), captured(passes.module, take, anywhere=True):
             passes.run_pass(text)
+    return _Inside(found, tuple(hide_later))
+
+
+def _ask(tester: BehaviourTester, claimed: bool | None) -> ModulesByClass | None:
+    """Asks all behaviours, and gives the modules that compute attention weights, None if the model
+    itself does. Where nothing states if tokens may see later ones, an attention that hides them
+    does, else what is `claimed`.
+    """
+    inside = _attention_inside(tester.passes)
     if tester.intent.is_causal is None:
-        hides_somewhere = any(hide_later)
-        hides_everywhere = all(hide_later)
+        hides_somewhere = any(inside.hide_later)
         # attentions that hide later tokens beside others that do not are those of a decoder: the
         # others see them by mistake, or read a memory of the same length
-        is_decoder = hides_somewhere and not hides_everywhere
+        is_decoder = hides_somewhere and not all(inside.hide_later)
         tester.intent = tester.intent._replace(
             is_causal=True if is_decoder else claimed, hides_later=hides_somewhere
         )
     tester.test()
-    return None if any("" in named for named in found.values()) else found
+    is_itself = any("" in named for named in inside.modules.values())
+    return None if is_itself else inside.modules
 
 
 class ClassReport(NamedTuple):
@@ -666,11 +680,12 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
     output of another: kernels and compiled code show no attention weights. Raises `OutOfTime`.
     """
     found = dict[type, dict[str, nn.Module]]()
-    inner = ""
+    inner = ""  # the last one that was taken
     parts = [*passes.attention.built.parts.items()]
     for name, part in reversed(parts[1:]):  # parts before what holds them
         if not is_of_torch(part) and _n_parameters(part) and not inner.startswith(f"{name}."):
-            found.setdefault(type(part), {})[name], inner = part, name
+            found.setdefault(type(part), {})[name] = part
+            inner = name
     calls = passes.run_pass(passes.text)[0].parts() if found else {}
     for cls, every in reversed(found.items()):
         named = dict(reversed(every.items()))

@@ -161,8 +161,9 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
     """A finding for each mistake of the layer that gives the outputs, with code that may be
     right.
     """
-    for mistake, (error, trial) in diagnosis.proofs.items():
-        numbers, fields = _proof(error, trial.cases)
+    for mistake, proof in diagnosis.proofs.items():
+        trial = proof.trial
+        numbers, fields = _proof(proof.error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
         line = _line_of(mistake, trial, sites, diagnosis.subject.built)
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)

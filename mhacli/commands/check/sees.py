@@ -420,22 +420,25 @@ def seeing_of(every: Sequence[Compared], words: str) -> Seeing:
 
 
 def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
-    """Wrong cells in words: the first, how many, and which, by head where heads differ."""
-    n_heads = len(cells)
+    """Wrong cells in words: the first, and where there are more, how many and which, by head where
+    heads differ: `query 4 of head 1 sees key 5 (2 cells: head 1: query 4: keys 5, 7)`.
+    """
     is_alike = torch.equal(cells, cells[:1].expand_as(cells))
-    of_head = {n: cells[n] for n in range(1 if is_alike else n_heads) if cells[n].any()}
+    cells = cells[:1] if is_alike else cells
+    head, query, key = cells.nonzero()[0].tolist()
+    who = f"query {query + compared.first}" + ("" if is_alike else f" of head {head}")
+    first = f"{who} {verb} key {key}"
+    n_cells = int(cells.sum())
+    if n_cells == 1:
+        return first
     groups = [
-        (f"head {n}: " if not is_alike else "") + group
-        for n, each in of_head.items()
+        group if is_alike else f"head {n}: {group}"
+        for n, each in enumerate(cells)
         for group in _groups(each, compared.first)
     ]
-    head = next(iter(of_head))
-    query, key = of_head[head].nonzero()[0].tolist()
-    who = f"query {query + compared.first}" + ("" if is_alike else f" of head {head}")
-    n_cells = sum(int(each.sum()) for each in of_head.values())
-    rest = f", and {len(groups) - _MOST_GROUPS} more rows" if len(groups) > _MOST_GROUPS else ""
-    every = f" ({n_cells} cells: {'; '.join(groups[:_MOST_GROUPS])}{rest})"
-    return f"{who} {verb} key {key}" + (every if n_cells > 1 else "")
+    n_more = len(groups) - _MOST_GROUPS
+    rest = f", and {n_more} more rows" if n_more > 0 else ""
+    return f"{first} ({n_cells} cells: {'; '.join(groups[:_MOST_GROUPS])}{rest})"
 
 
 def _groups(cells: Cells, first: int) -> Iterator[str]:
