@@ -314,10 +314,11 @@ def _distinguished(parameters: Sequence[CallParameter]) -> list[CallParameter]:
     before it gave.
     """
     roles = _one_input(parameters, _inputs_in_order(parameters))
-    if "x" not in roles and "query" not in roles:  # `forward(memory)`
-        roles = _with_first("context", "x", roles)
-    if "query" in roles and "key" not in roles:  # `forward(query, value)`: it serves as both
-        roles = _with_first("value", "context", roles)
+    has_input = "x" in roles or "query" in roles
+    if not has_input and "context" in roles:  # `forward(memory)`
+        roles[roles.index("context")] = "x"
+    if "query" in roles and "value" in roles and "key" not in roles:
+        roles[roles.index("value")] = "context"  # `forward(query, value)`: it serves as both
     return [
         parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)
     ]
@@ -350,9 +351,3 @@ def _one_input(parameters: Sequence[CallParameter], roles: Sequence[str]) -> lis
             is_context = parameters[n].required or "context" not in distinguished
             distinguished[n] = "context" if is_context else "unknown"
     return distinguished
-
-
-def _with_first(role: str, other: str, roles: Sequence[str]) -> list[str]:
-    """The roles with another one in place of the first of a kind, if there is one."""
-    n = [*roles, role].index(role)
-    return [*roles[:n], other, *roles[n + 1 :]][: len(roles)]

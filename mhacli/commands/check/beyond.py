@@ -381,7 +381,7 @@ class Comparison:
         found = [limits.mismatch(name, gradients[name]) for name in given]
         return CellResult(
             cell,
-            mismatches=tuple(each for each in found if each is not None),
+            mismatches=tuple(filter(None, found)),
             missing=tuple(missing),
             unreached=tuple(name for name in wanted if name not in truth.results),
             is_differentiable=True,

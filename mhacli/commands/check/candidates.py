@@ -343,7 +343,7 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice
         factor = 1 / source.output if op.name.startswith("div") else source.output
         scores = call.as_scores(factor, op.output.shape)
         read = f"is learned, {_READ}{_at(op.at)}"
-        if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
+        if scores is not None and (scores == scores[:1, :, :1, :1]).all():
             yield _chosen("scale", f"the scale of each head {read}", scale=scores[0, :, :1, :1])
         elif factor.numel() == 1:
             yield _chosen("scale", f"the scale {read}", scale=factor.item())
@@ -449,12 +449,12 @@ def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
         if op.name.startswith("sub"):
             factor = -factor
         bias = bias.masked_fill(bias < HIDDEN, 0.0) * factor
-        if torch.equal(bias, bias[:1].expand_as(bias)):
+        if (bias == bias[:1]).all():
             yield _bias_of_all_sequences(bias[:1], visible, op, source)
             continue
         # read as if sequences vary faster than heads, it may be one for all sequences
         by_head = bias.reshape(bias.shape[1], len(bias), *bias.shape[2:])
-        is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
+        is_moved = (by_head == by_head[:, :1]).all()
         yield ScoreBias(bias, op.at, "bias-head-order, batched" if is_moved else None)
 
 
@@ -496,7 +496,7 @@ def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
         if column.shape[-1] != 1 or op.output.shape[-1] != k_len + 1:
             continue
         logits = call.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
-        if logits is not None and torch.equal(logits, logits[:1, :, :1].expand_as(logits)):
+        if logits is not None and (logits == logits[:1, :, :1]).all():
             words = f"each head has a sink logit, {_READ}{_at(op.at)}"
             yield _chosen("sinks", words, sinks=logits[0, :, 0, 0])
             return

@@ -356,7 +356,8 @@ def _explain_large_scores(result: Diagnosis) -> None:
         return
     subject = result.subject
     obeyed = [case for case in result.cases if case.form is not None]
-    masks = [case.form for case in obeyed if case.form is not None and not case.form.is_padding]
+    forms = [case.form for case in obeyed if case.form is not None]
+    masks = [form for form in forms if not form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     # two images with two windows each
     for case in masked_cases(subject, result.request.seed, of_windows, batch=4):
@@ -532,16 +533,13 @@ def _explain_steps(result: Diagnosis) -> None:
     if steps is None:
         return
     mistake = _mistake_of_steps(result, steps)
-    judged = _judged(steps, is_named=mistake is not None)
     if mistake is not None:
         result.keep(mistake)
-    if judged.note:
-        result.notes.append(judged.note)
+    ok, reason, note = _judged(steps, is_named=mistake is not None)
+    result.notes += filter(None, [note])
     result.steps = steps
-    reason = f"{judged.reason} ({', '.join(steps.convention.names)})"
-    result.cache = Behaviour(
-        name="cache", ok=judged.ok, reason=reason, largest=finite(steps.largest)
-    )
+    reason = f"{reason} ({', '.join(steps.convention.names)})"
+    result.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(steps.largest))
 
 
 def _mistake_of_steps(diagnosis: Diagnosis, steps: Steps) -> Explanation | None:

@@ -601,6 +601,13 @@ class ClassReport(NamedTuple):
     is_over: bool
 
 
+def _not_decided(
+    cls: type, names: tuple[str, ...], reason: str, *, is_over: bool = False
+) -> ClassReport:
+    """The report on modules of a class of which nothing was found out."""
+    return ClassReport(AttentionInside(cls.__name__, names, "unknown", reason), None, (), is_over)
+
+
 def _compare_inside(
     parts: ModulesByClass | None, tester: BehaviourTester, request: CheckRequest
 ) -> None:
@@ -653,11 +660,9 @@ def _of_alike(
     try:
         reports = [_compared(*mode) for mode in _alone(named[names[-1]], request, stage)]
     except OutOfTime as over:
-        inside = AttentionInside(cls.__name__, names, "unknown", str(over))
-        return ClassReport(inside, None, (), is_over=True)
+        return _not_decided(cls, names, str(over), is_over=True)
     except NO_ANSWER as failure:
-        inside = AttentionInside(cls.__name__, names, "unknown", reason_of(failure))
-        return ClassReport(inside, None, (), is_over=False)
+        return _not_decided(cls, names, reason_of(failure))
     report = combined(reports)
     inside = AttentionInside(cls.__name__, names, report.verdict, report.reason or "")
     compared = report.compared if report.verdict == "right" else None
@@ -702,8 +707,7 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
             yield from _of_class(cls, named, request, stage)
         elif subjects:
             reason = "by itself it gives other outputs than in the model"
-            inside = AttentionInside(cls.__name__, tuple(named), "unknown", reason)
-            yield ClassReport(inside, None, (), is_over=False)
+            yield _not_decided(cls, tuple(named), reason)
 
 
 def _attends(subject: UserAttention, request: CheckRequest) -> bool:

@@ -118,7 +118,10 @@ class Cell(NamedTuple):
 # ------------------------------------------------------------------------------------------- sizes
 
 
-_OF_FUNCTION = (
+_ANY = 4096
+"""More tokens than any call has: in a shape, those of the longest one."""
+_OF_FUNCTION: tuple[Shape, ...] = (
+    Shape(1, _ANY, _ANY, 1, 1, 64, 64),  # the longest, also whether its positions suffice
     Shape(2, 7, 7, 2, 2, 8, 8),  # the least that has texts, heads and an odd length
     Shape(4, 48, 48, 1, 1, 16, 16),  # several texts, in tiles of 16
     Shape(1, 65, 65, 1, 1, 24, 24),  # a tile of 64 and one key, and a width that is no power of 2
@@ -136,9 +139,10 @@ _OF_FUNCTION = (
     Shape(1, 33, 33, 1, 1, 128, 128),  # a large width
     Shape(1, 256, 256, 1, 1, 16, 16),  # whole tiles of every size
 )
-"""The shapes of a function behind the longest, each for a reason. What shows most comes first:
+"""The shapes of a function, each for a reason. What shows most comes first:
 Triton's interpreter takes the first ones alone, and the budget ends the list."""
-_OF_LAYER = (
+_OF_LAYER: tuple[Shape, ...] = (
+    Shape(1, _ANY, _ANY),  # the longest
     Shape(2, 7, 7),  # several texts of an odd length
     Shape(1, 1, 1),  # one token
     Shape(1, 64, 64),  # a whole tile
@@ -157,23 +161,20 @@ _WITH_CONTEXT = (
 
 
 def _shapes_to_try(subject: UserAttention, longest: int) -> list[Shape]:
-    """The shapes of a subject before anything excludes some, the longest first, which also shows
-    whether its positions suffice. No text is longer than that; queries that an attention learned
-    keep their number.
+    """The shapes of a subject before anything excludes some. No text is longer than the longest;
+    queries that an attention learned keep their number.
     """
-    if subject.is_function:
-        shapes = [Shape(1, longest, longest, 1, 1, 64, 64), *_OF_FUNCTION]
-    elif subject.takes_context and not subject.has_own_queries:
-        shapes = [Shape(1, longest, longest), *_OF_LAYER, *_WITH_CONTEXT]
-    else:
-        shapes = [Shape(1, longest, longest), *_OF_LAYER]
-    cut = [
-        shape._replace(q_len=min(shape.q_len, longest), k_len=min(shape.k_len, longest))
+    has_own = subject.has_own_queries
+    shapes = _OF_FUNCTION if subject.is_function else _OF_LAYER
+    if subject.takes_context and not (subject.is_function or has_own):
+        shapes += _WITH_CONTEXT
+    return [
+        shape._replace(
+            q_len=subject.sizes.q_len if has_own else min(shape.q_len, longest),
+            k_len=min(shape.k_len, longest),
+        )
         for shape in shapes
     ]
-    if subject.has_own_queries:
-        return [shape._replace(q_len=subject.sizes.q_len) for shape in cut]
-    return cut
 
 
 def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None) -> list[Shape]:

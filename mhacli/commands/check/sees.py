@@ -371,7 +371,7 @@ class Compared:
         """The matrices, one for all heads where they agree."""
         n_heads = max(len(self.stated), len(self.measured))
         stated, measured = (e.expand(n_heads, -1, -1) for e in (self.stated, self.measured))
-        is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
+        is_alike = all((each == each[:1]).all() for each in (stated, measured))
         is_long = measured.shape[-1] > _LONGEST_DRAWN
         if is_long:
             return
@@ -423,7 +423,7 @@ def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
     """Wrong cells in words: the first, and where there are more, how many and which, by head where
     heads differ: `query 4 of head 1 sees key 5 (2 cells: head 1: query 4: keys 5, 7)`.
     """
-    is_alike = torch.equal(cells, cells[:1].expand_as(cells))
+    is_alike = bool((cells == cells[:1]).all())
     cells = cells[:1] if is_alike else cells
     head, query, key = cells.nonzero()[0].tolist()
     who = f"query {query + compared.first}" + ("" if is_alike else f" of head {head}")

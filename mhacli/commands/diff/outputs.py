@@ -4,7 +4,6 @@ width] or [batch, token, width], of the ids that the first model reads.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import torch
 from msgspec.structs import replace as changed
@@ -141,7 +140,7 @@ def _place(
     own: Sequence[ModelPlace],
     shape: tuple[int, ...],
     names: Collection[str],
-    taken: Collection[tuple[Any, ...]],
+    taken: Collection[ModelPlace],
 ) -> ModelPlace | None:
     """The place of a module of A, which has `own` ones: that of its queries, keys or values, or
     its output. What was only asked for by its name stands at the place of another module that gives

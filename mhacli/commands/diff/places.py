@@ -41,18 +41,6 @@ _N_QUARTERS = 4
 `mp_num`."""
 
 
-class PlaceKey(NamedTuple):
-    """What the places of two models have in common where the models compute the same: all but the
-    name of the module.
-    """
-
-    layer: int | None
-    stack: Stack | None
-    part: Part
-    site: str
-    number: int
-
-
 class ModelPlace(Located, frozen=True):
     """Where a model computes something, by the module `name`; `number` counts the earlier places of
     the same kind.
@@ -72,9 +60,9 @@ class ModelPlace(Located, frozen=True):
         return cls.of(_OUTSIDE, "mlp", f"{MAPPED}{name}", name)
 
     @property
-    def key(self) -> PlaceKey:
-        """What it has in common with the place of another model."""
-        return PlaceKey(**self.where, number=self.number)
+    def key(self) -> ModelPlace:
+        """What it has in common with the place of another model: all but the name of a module."""
+        return changed(self, name="")
 
     @property
     def is_mapped(self) -> bool:
@@ -250,7 +238,7 @@ class Pass:
         self.all_calls = calls
         self.silent = silent
         self.known = dict[Event | int, ModelPlace]()
-        self._n_places = Counter[PlaceKey]()
+        self._n_places = Counter[ModelPlace]()
         self._n_layers = Counter[Stack | None]()
         self.blocks = self._blocks(numbers)
 
