@@ -124,6 +124,9 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
     calls = product((attention.sizes, sizes), (attention.axes, exchanged))
 
     def by_head(call: tuple[CallSizes, AxisNames]) -> UserAttention | None:
+        """The call with these sizes and axes, None unless its last head alone gives what it gives
+        beside the others, and all keys are read.
+        """
         candidate = with_output(replace(attention, sizes=call[0], axes=call[1]))
         inputs = random_inputs(candidate)
         drawer = candidate.drawer(1)

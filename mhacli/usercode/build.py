@@ -246,6 +246,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     tried = list[Attempt]()
 
     def build(arguments: _Arguments) -> Built:
+        """The thing that the constructor makes with these arguments, and their reasons."""
         values = arguments.values()
         with seeded(request.seed, torch.device("cpu")):
             with _nan_where_unset():
@@ -1028,11 +1029,12 @@ def _n_heads(
     heads = [n for n in _HEADS if n % n_groups == 0 and (width or n) % n == 0] or [3 * n_groups]
 
     def faults(n: int) -> tuple[bool, ...]:
+        """What speaks against a number of heads, the worst first."""
         d = width // n if width else d_head or _D_HEAD
         is_small = d < 4 or n < 3
         has_no_groups = is_grouped and all(n % divisor for divisor in range(2, n))
         is_like_another = n in (d, n_kv_heads)
-        return is_small, has_no_groups, is_like_another, d % 2 != 0  # the worst first
+        return is_small, has_no_groups, is_like_another, d % 2 != 0
 
     return min(heads, key=faults)
 

@@ -55,6 +55,9 @@ def copied(obj: T) -> T:
 
 
 def _copied_function(function: FunctionType, memo: Memo) -> FunctionType:
+    """A function that refers to the copies of what it refers to: by its globals, its defaults, its
+    closure and its attributes. One that reaches no module or tensor is the same in both.
+    """
     if not _holds_parts(function):
         return function
     names = function.__globals__
@@ -93,6 +96,7 @@ def _copied_part(value: Any, memo: Memo) -> Any:
 
 
 def _copied_reference(reference: Any, memo: Memo) -> Any:
+    """A weak reference to the copy of its object, if that was copied before."""
     target = memo.get(id(reference()))
     return reference if target is None else weakref.ref(target)
 

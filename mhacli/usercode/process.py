@@ -64,11 +64,15 @@ _N_THREADS = 2
 
 Stage = Callable[..., None]
 """`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as
-`calling Attention`. The time limit applies to each limited stage, which runs user code. Others run
-code of mha, which may meet methods of the user's objects, and have `_TIMES_OWN` times as long;
-where `limited` is None, any time. An import, a constructor, the first call, which may import, and
-code of mha have `FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with
-`report` it leaves a document that stands for the result if the process ends early."""
+`calling Attention`. Its first word also says what runs to what limits time, here and in
+`limits.py`: `calling` the user's code, `importing` or `building` it, or `examining`, which puts
+things back after a call and is never cut off.
+
+The time limit applies to each limited stage, which runs user code. Others run code of mha, which
+may meet methods of the user's objects, and have `_TIMES_OWN` times as long; where `limited` is
+None, any time. An import, a constructor, the first call, which may import, and code of mha have
+`FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with `report` it leaves a
+document that stands for the result if the process ends early."""
 
 _FROM_ELSEWHERE = (signal.SIGKILL, signal.SIGTERM)
 """Signals that no fault of the code raises. The system kills for a lack of memory."""
@@ -162,6 +166,12 @@ def _result_of(
 ) -> tuple[Any, str]:
     """What a child sends as its result, and the end of what it prints, once it has ended. `wait`
     gives its exit status.
+
+    It reads messages until one ends the job, or until the limit of the last stage is over. What is
+    no message is a stack dump, which the alarm or a crash writes into the same pipe. Whatever
+    happens, all processes of the child are killed. What follows names the cause, the surest first:
+    an end that was told, or that took too long; what the user's code wrote into the pipe; the
+    result; an end that nobody told; and an error of the job.
     """
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(prints, printed), daemon=True)
@@ -366,6 +376,9 @@ def _serve(
 ) -> NoReturn:
     """Runs a job in this process, whose messages go to stdout and whose temporary files are in
     `folder`, then exits without waiting for threads of the user's code.
+
+    First it makes the process safe: stdout and stdin are out of the user's reach, and an alarm ends
+    it in any code. Then each stage of the job tells the parent its limit and sets the alarm anew.
     """
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     _stay_above(folder)
@@ -391,10 +404,14 @@ def _serve(
     is_called = False  # since the last import or constructor
 
     def send(kind: str, content: object) -> None:
+        """Sends a message to the parent."""
         messages.write(_message(kind, content))
         messages.flush()
 
     def stage(text: str, *, limited: bool | None = True, **notes: Any) -> None:
+        """Ends the stage that runs, which may raise the limit of calls, and begins another one with
+        its own alarm.
+        """
         nonlocal begun, began_s, limit_s, is_called
         signal.setitimer(signal.ITIMER_REAL, 0)
         if begun.startswith("calling"):  # a later call may read more texts than the first

@@ -126,6 +126,7 @@ def candidates(probed: ProbedAttention, call: RecordedCall) -> list[Candidate]:
         layers += [base.with_designs(own, *design) for base in bases for design in designs]
 
     def doubts(candidate: Candidate) -> tuple[int, int]:
+        """How many statements it contradicts, then how many of its choices no call has shown."""
         not_shown = {choice.name for choice in candidate.choices if _READ not in choice.message}
         return len(candidate.contradicts(probed.request)), len(not_shown)
 
@@ -414,6 +415,7 @@ def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design
 
     @functools.cache
     def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
+        """The sum of the biases that another call of these lengths shows, None for none."""
         inputs = subject.drawer(seed).inputs(
             with_context=with_context, q_len=q_len, k_len=k_len, batch=batch
         )
@@ -668,6 +670,7 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
         shift = shift.mean(dim=0, keepdim=True)
 
     def norm(heads: Tensor) -> Tensor:
+        """The fitted norm; one of all heads together takes them as one row."""
         if heads.shape[-1] != gain.shape[-1] and heads.shape[1] > 1:
             joined = norm(heads.transpose(1, 2).flatten(2)[:, None])
             return joined.reshape(heads.transpose(1, 2).shape).transpose(1, 2)

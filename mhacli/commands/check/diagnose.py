@@ -349,8 +349,8 @@ def _explain_unmasked(result: Diagnosis) -> None:
 
 def _explain_large_scores(result: Diagnosis) -> None:
     """Puts into the diagnosis of a layer what masks of windows show, and then huge scores under
-    each form that it obeys, without a mask too. Where a mask of queries is obeyed, they show
-    without one nothing by themselves.
+    each form that it obeys, which a mistake must explain together with huge scores without a
+    mask. These are tried alone where no mask of queries is obeyed.
     """
     if result.candidate is None:
         return
@@ -466,12 +466,13 @@ def _explain_mask(result: Diagnosis, forms: Sequence[MaskForm]) -> None:
     if _is_switched_off(result, cases[0], name):
         result.not_examined.append(name)
         return
-    for case in cases:
-        trial = result.trial(candidate, [case, *unmasked], recorded_case(subject, case))
-        found = result.explained_by_more(trial)
-        if found is not None:
-            result.keep(found)
-            return
+    trials = (
+        result.trial(candidate, [case, *unmasked], recorded_case(subject, case)) for case in cases
+    )
+    found = _first(map(result.explained_by_more, trials))
+    if found is not None:
+        result.keep(found)
+        return
     result.unexplained.append(name)
     if is_same_unmasked(subject, cases[0]):
         result.ignored.append(name)
@@ -536,7 +537,8 @@ def _explain_steps(result: Diagnosis) -> None:
     if mistake is not None:
         result.keep(mistake)
     ok, reason, note = _judged(steps, is_named=mistake is not None)
-    result.notes += filter(None, [note])
+    if note:
+        result.notes.append(note)
     result.steps = steps
     reason = f"{reason} ({', '.join(steps.convention.names)})"
     result.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(steps.largest))
@@ -551,8 +553,7 @@ def _mistake_of_steps(diagnosis: Diagnosis, steps: Steps) -> Explanation | None:
     takes_single_steps = is_chunked(steps.differing[0])
     cases = [case for case in steps.cases if takes_single_steps or not is_chunked(case)]
     call = steps.recorded()
-    is_of_torch = any("is_causal" in operation.at.source for operation in call.operations)
-    if takes_single_steps and is_of_torch:
+    if takes_single_steps and any("is_causal" in each.at.source for each in call.operations):
         return None
     pool = [each for each in MISTAKES if each.shown_by == "steps"]
     return diagnosis.explained_by_more(Trial(diagnosis.candidate, cases, call, pool))

@@ -555,7 +555,7 @@ def _attention_inside(passes: Passes) -> _Inside:
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
         # what holds the weights of the attention stands for it, not a part without any
-        while name and not any(True for _ in modules[name].parameters()):
+        while name and not [*modules[name].parameters()]:
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape

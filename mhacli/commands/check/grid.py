@@ -120,7 +120,7 @@ class Cell(NamedTuple):
 
 _ANY = 4096
 """More tokens than any call has: in a shape, those of the longest one."""
-_OF_FUNCTION: tuple[Shape, ...] = (
+_OF_FUNCTION = (
     Shape(1, _ANY, _ANY, 1, 1, 64, 64),  # the longest, also whether its positions suffice
     Shape(2, 7, 7, 2, 2, 8, 8),  # the least that has texts, heads and an odd length
     Shape(4, 48, 48, 1, 1, 16, 16),  # several texts, in tiles of 16
@@ -141,7 +141,7 @@ _OF_FUNCTION: tuple[Shape, ...] = (
 )
 """The shapes of a function, each for a reason. What shows most comes first:
 Triton's interpreter takes the first ones alone, and the budget ends the list."""
-_OF_LAYER: tuple[Shape, ...] = (
+_OF_LAYER = (
     Shape(1, _ANY, _ANY),  # the longest
     Shape(2, 7, 7),  # several texts of an odd length
     Shape(1, 1, 1),  # one token
@@ -165,7 +165,7 @@ def _shapes_to_try(subject: UserAttention, longest: int) -> list[Shape]:
     queries that an attention learned keep their number.
     """
     has_own = subject.has_own_queries
-    shapes = _OF_FUNCTION if subject.is_function else _OF_LAYER
+    shapes = [*(_OF_FUNCTION if subject.is_function else _OF_LAYER)]
     if subject.takes_context and not (subject.is_function or has_own):
         shapes += _WITH_CONTEXT
     return [

@@ -419,11 +419,6 @@ class Behaviour:
         return reason if self.ok is None and reason != self.reason else ""
 
     @property
-    def was_omitted(self) -> bool:
-        """Whether no pass was made for it."""
-        return bool(self.why_untried)
-
-    @property
     def is_implied(self) -> bool:
         """Whether it was not tried because the failure of another one implies its own."""
         return self.why_untried.endswith(IMPLIED)

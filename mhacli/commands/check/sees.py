@@ -109,6 +109,9 @@ class Statement:
         return cells[0].expand(-1, q_len, k_len)
 
     def _of_predicate(self, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        """The cells that the user's predicate gives, `[1, 1 or head, query, key]`. Raises
+        `UsageError` for what it raises, and for anything but a bool tensor of these places.
+        """
         assert self.predicate is not None
         try:
             cells = call_user(self.predicate, q_idx, k_idx)
@@ -251,6 +254,7 @@ class Text:
         return Reach(*(reduce(torch.bitwise_or, planes) for planes in zip(*found, strict=True)))
 
     def _inputs(self, drawer: InputDrawer) -> Inputs:
+        """A random text, with a context where queries and keys differ in number."""
         has_context = self.q_len != self.k_len
         inputs = drawer.inputs(
             with_context=has_context, q_len=self.q_len, k_len=self.k_len, batch=1
@@ -282,6 +286,7 @@ class Text:
         return out if out.ndim == 4 else out[:, None]
 
     def _tolerance(self, out: Tensor) -> float:
+        """How far an output may move that does not see the token: as given, else by its dtype."""
         return TOLERANCES[dtype_name(out.dtype)].runs if self.tolerance is None else self.tolerance
 
     def shown(self) -> list[Shown]:
@@ -290,6 +295,7 @@ class Text:
         module = self.subject.module
 
         def take(call: Call) -> None:
+            """Keeps the cells of an attention over the whole text, from all texts together."""
             lengths = call.shape[2:]
             if lengths != (self.q_len, self.k_len) or call.kind not in ("self", "decoder"):
                 return

@@ -82,6 +82,7 @@ class Deviation:
 
 
 def _norms(*tensors: Tensor) -> list[float]:
+    """The norm of each tensor."""
     return [torch.linalg.vector_norm(tensor).item() for tensor in tensors]
 
 
@@ -107,6 +108,7 @@ def gaps_at(
 
 
 def _gap_of_tensors(a: Tensor, b: Tensor) -> Deviation:
+    """The difference of two tensors of one shape, in chunks that a cache holds."""
     gap = Deviation(tuple(a.shape))
     per_head = (tensor.detach().reshape(-1, gap.n_of_head) for tensor in (a, b))
     for head, (x, y) in enumerate(zip(*per_head, strict=True)):
@@ -117,6 +119,10 @@ def _gap_of_tensors(a: Tensor, b: Tensor) -> Deviation:
 
 
 def _gaps_of_attentions(a: Call, b: Call, *, sampled: bool) -> dict[str, Deviation]:
+    """The differences of the scores and of the patterns of two attentions, which are made in blocks
+    of queries, because a long text has more cells than fit into memory. Scores count where both
+    sides see them; keys behind the block are left out where both hide them.
+    """
     n_texts, n_heads, n_queries, n_keys = a.shape
     scores, pattern = Deviation(a.shape), Deviation(a.shape)
     hides_later = a.causal and b.causal and n_queries == n_keys

@@ -127,7 +127,7 @@ class _Span:
     @property
     def has_weights(self) -> bool:
         """Whether its module has weights."""
-        return any(True for _ in self.module.parameters())
+        return bool([*self.module.parameters()])
 
 
 # ------------------------------------------------------------------------------------------- a pass
@@ -145,15 +145,20 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
     calls = list[Call]()
 
     def begin(name: str, run: int, tensor: Tensor | None) -> None:
+        """Begins a run within the one that is running; elements of lists tell what they read."""
         running.append(_Span(name, run, modules[name]))
         running[-2].items.append(running[-1])
         if is_numbered(name) and tensor is not None:
             receive(Event("in", name, run), tensor)
 
     def end() -> None:
+        """Ends the last run, whose units no attention behind it can use."""
         running.pop().units.clear()
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before a module: begins its run, and before that those of elements of lists around it,
+        which are never called themselves; others of these end.
+        """
         name, tensor = names[id(module)], first_tensor((args, kwargs))
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
             end()
@@ -165,6 +170,9 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         n_runs[name] += 1
 
     def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
+        """Behind a module: ends its run, keeps its output as a unit for the attention that follows,
+        and tells it.
+        """
         while running[-1].run < 0:
             end()
         span = running[-1]
@@ -177,6 +185,9 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         receive(Event("out", span.name, span.run), tensor)
 
     def take(call: Call) -> None:
+        """Tells the sites of an attention, which uses up the units in the nearest run that has
+        some.
+        """
         units = next((span.units for span in reversed(running) if span.units), {})
         running[-1].items.append(len(calls))
         for site, name, value in _of_call(call, units):
@@ -262,6 +273,10 @@ class Pass:
                 self.known[event] = changed(place, name=name)
 
     def _find(self) -> None:
+        """Finds the places that the order of execution shows: up to the last block the embedding,
+        the blocks and the norms of their stacks, and behind it the final norms and the logits.
+        Without blocks the model is one, which gives logits.
+        """
         items = self._flat(self.root, None)
         of_blocks = [at for at, item in enumerate(items) if item.kind == "block"]
         if not of_blocks:
