@@ -529,7 +529,9 @@ def _name_after(call: RecordedCall) -> None:
 
 def _around_softmax(softmax: Operation) -> dict[str, Operation]:
     """The operations of the sites around a softmax; none unless there is a product before it and
-    another after it. A transposed operand of the first is named kᵀ.
+    another after it. Which operand is which follows from names, of q and k, and from what the
+    softmax leads to, of the pattern; else from their order. A transposed operand of the first
+    product gets the site kᵀ here, and what it is made from stands for k.
     """
     qk = _first_product(softmax, attrgetter("live_sources"))
     z = _first_product(softmax, attrgetter("readers"))

@@ -158,7 +158,8 @@ def is_switched_off(function: Callable[..., object], parameter: str, others: Seq
     tree = ast.parse(source)
     switches = [r"self\.\w*(mask|causal)", rf"{parameter}\.(n?dim|shape|size)"]
     switches += [rf"{other}\b" for other in others]
-    asked, spans = re.compile(rf"(\b|_)({'|'.join(switches)})"), list[range]()
+    asked = re.compile(rf"(\b|_)({'|'.join(switches)})")
+    spans = list[range]()
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp) and asked.search(ast.unparse(node.test)):
             leaves = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)

@@ -503,7 +503,11 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
 def _run(
     comparison: Comparison, longest: int | None, results: list[CellResult], found: Beyond
 ) -> None:
-    """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
+    """Adds to `results` what the calls show in the subject's dtype, then, if all agree, in the
+    narrower ones: they are given, so that they are known also where time ends this. A rule that the
+    first calls were too short to show is adopted with its choices, and replaces what they showed.
+    Where the longest call is refused, shorter ones and whole tiles follow.
+    """
     subject = comparison.probed.subject
     run = comparison.results
     shapes = shapes_of(subject, comparison.layer, longest)

@@ -812,7 +812,8 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
         trace = f"mha trace {shlex.quote(report.target)}"
         return replace(report, verdict="unknown", reason=NO_ATTENTION, next_steps=(trace, *others))
-    departure, unclear = None, diagnosis.unexplained
+    departure = None
+    unclear = diagnosis.unexplained
     if likeliest is not None:
         departure = sites_in(diagnosis.call, likeliest.layer).first_difference()
         if diagnosis.candidate is None and likeliest.reading is not None:

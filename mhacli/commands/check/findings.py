@@ -85,7 +85,9 @@ class Proposal(NamedTuple):
 
 def _tried(proposals: Sequence[Proposal], holds: Callable[[], bool]) -> list[Finding]:
     """The findings with the first code for all of them together with which a comparison `holds`,
-    else with words: where none does, and where none can be tried, as in a constructor.
+    else with words: where none does, and where none can be tried, as in a constructor. At each
+    attempt every line has its next form, and where its forms are over the first one in its next
+    place.
     """
     found = [proposal.finding for proposal in proposals]
     outcome = None

@@ -197,7 +197,8 @@ def _of_blocks(mask: Any) -> MaskCells:
     """The cells that a block mask lets through, and the mistake in blocks that do not agree with
     its function: a full block is not looked into, and a block that is left out is not computed.
     """
-    (q_len, k_len), sizes = mask.seq_lengths, mask.BLOCK_SIZE
+    q_len, k_len = mask.seq_lengths
+    sizes = mask.BLOCK_SIZE
     shape = (*mask.kv_num_blocks.shape[:2], q_len, k_len)
     if math.prod(shape) > _MOST_CELLS:
         raise Unreadable(f"it has {math.prod(shape):,} cells")

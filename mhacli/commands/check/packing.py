@@ -330,7 +330,10 @@ def _untold(model: TextModel) -> str:
 def _measured(
     passes: Passes, lengths: Sequence[int], alone: list[PassOutput], way: Way
 ) -> _Measured:
-    """What a way gives; `alone` keeps what documents alone give in a plain call."""
+    """What a way gives. `alone` is the list in which the first way that needs it keeps what
+    documents alone give in a plain call, which is the same for all ways. Other documents are alone
+    only where those in the row are isolated, else the answer is known.
+    """
     n = sum(lengths)
     ends = [*accumulate(lengths)]
     spans = [slice(end - size, end) for end, size in zip(ends, lengths, strict=True)]

@@ -165,7 +165,8 @@ class Passes:
         self.attention = model.attention
         self.module = model.attention.module
         if texts:
-            self.texts, self.first_pass = texts, self.run_pass(texts[0])[0]
+            self.texts = texts
+            self.first_pass = self.run_pass(texts[0])[0]
         else:
             self.texts, self.first_pass = self._longest_texts(requested)
         self.n_passes = 1  # lengths that do not work are not counted

@@ -72,13 +72,18 @@ def _named(path: str, forms: Sequence[MapForm], names: Collection[str]) -> dict[
 
 
 def _turned(name: str, forms: Sequence[MapForm]) -> tuple[str, MapForm | None]:
-    """A name of B as one of A, and the form that says so, which is the one for most of it."""
-    known, used, n = name, None, 0
+    """A name of B as one of A, and the form that says so, which is the one for most of it. A name
+    that no form is for is the same in A.
+    """
+    known = name
+    used = None
+    n = 0  # the letters of the name that the form is for
     for form in forms:
         begin = re.escape(form.right).replace(r"\{i\}", r"(?P<i>\d+)", 1)
         match = re.match(begin.replace(r"\{i\}", "(?P=i)") + r"(?=\.|$)", name)
         if match and match.end() > n:
-            used, n = form, match.end()
+            used = form
+            n = match.end()
             known = form.left.replace("{i}", match.groupdict().get("i", "{i}")) + name[n:]
     return known, used
 

@@ -159,7 +159,8 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         """Before a module: begins its run, and before that those of elements of lists around it,
         which are never called themselves; others of these end.
         """
-        name, tensor = names[id(module)], first_tensor((args, kwargs))
+        name = names[id(module)]
+        tensor = first_tensor((args, kwargs))
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
             end()
         n_around = len(running[-1].name)
@@ -413,7 +414,8 @@ class Pass:
         the module that computes it.
         """
         call = block.items[at]
-        layer, name = self._layer_of_call(call, block.layer), self.all_calls[call.number].name
+        layer = self._layer_of_call(call, block.layer)
+        name = self.all_calls[call.number].name
         self._add(call.number, ModelPlace.of(layer, "attention", "scores", name))
         later = zip(block.items[at + 1 :], block.parts[at + 1 :], strict=True)
         output = next((item.span for item, part in later if part is call), call.owner)
@@ -558,7 +560,8 @@ def _by_head(call: Call, letters: str, tensor: Tensor) -> Tensor | None:
     if letters not in ("q", "k", "v") or call.v is None:
         return None
     like = {"q": call.q, "k": call.k, "v": call.v}[letters]
-    width, d_head = tensor.shape[-1], (call.v if like is None else like).shape[-1]
+    width = tensor.shape[-1]
+    d_head = (call.v if like is None else like).shape[-1]
     if tensor.ndim == 4:
         has_heads = like is not None and tensor.shape[1] == like.shape[1] and width == d_head
         return tensor if has_heads else tensor.transpose(1, 2)
