@@ -27,6 +27,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedReader, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -378,7 +379,7 @@ def _serve(
     `folder`, then exits without waiting for threads of the user's code.
 
     First it makes the process safe: stdout and stdin are out of the user's reach, and an alarm ends
-    it in any code. Then each stage of the job tells the parent its limit and sets the alarm anew.
+    it in any code.
     """
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     _stay_above(folder)
@@ -398,52 +399,63 @@ def _serve(
     warnings.simplefilter("ignore")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    begun = _LOADING
-    began_s = 0.0
-    limit_s = time_limit_s
-    is_called = False  # since the last import or constructor
-
-    def send(kind: str, content: object) -> None:
-        """Sends a message to the parent."""
-        messages.write(_message(kind, content))
-        messages.flush()
-
-    def stage(text: str, *, limited: bool | None = True, **notes: Any) -> None:
-        """Ends the stage that runs, which may raise the limit of calls, and begins another one with
-        its own alarm.
-        """
-        nonlocal begun, began_s, limit_s, is_called
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if begun.startswith("calling"):  # a later call may read more texts than the first
-            call_s = time.monotonic() - began_s
-            if not is_called:  # which may have imported something
-                call_s = min(call_s, time_limit_s)
-            limit_s = max(limit_s, _TIMES_A_CALL * call_s)
-            is_called = True
-        if text.startswith(("importing", "building")):
-            is_called = False
-        begun = text
-        began_s = time.monotonic()
-        allowed_s = limit_s if limited else _TIMES_OWN * limit_s
-        if not (limited and is_called):
-            allowed_s = max(allowed_s, FIRST_LIMIT_S)
-        send("stage", [text, math.inf if limited is None else allowed_s, notes])
-        if limited is not None:
-            signal.setitimer(signal.ITIMER_REAL, allowed_s)
-
+    stages = _Stages(messages, time_limit_s)
     try:
         gc.freeze()
         with silent_stderr(), gc_paused():
             import torch
         torch.set_num_threads(min(n_threads, torch.get_num_threads()))
-        send("result", job(stage))
+        stages.send("result", job(stages.begin))
     except BaseException as fault:
-        stage(begun)  # the text of the exception is made by the user's code
+        begun = stages.begun
+        stages.begin(begun)  # the text of the exception is made by the user's code
         error = _as_error(fault, begun)
         shown = traceback.format_exc() if os.environ.get("MHA_DEBUG") else ""
-        send("error", {"error": error.typed(), "traceback": shown})
+        stages.send("error", {"error": error.typed(), "traceback": shown})
     finally:
         os._exit(1)
+
+
+@dataclass
+class _Stages:
+    """Tells the parent which stage begins, and sets the alarm that ends this process after its
+    limit. Calls may take the time limit, or longer where an earlier one took long, because a later
+    call may read more texts. The first one since an import or a constructor may itself import
+    something: it has more time, and only the time limit of it counts for later ones.
+    """
+
+    messages: IO[bytes]
+    time_limit_s: float
+    begun: str = _LOADING
+    began_s: float = 0.0
+    longest_s: float = 0.0
+    is_called: bool = False
+
+    def send(self, kind: str, content: object) -> None:
+        """Sends a message to the parent."""
+        self.messages.write(_message(kind, content))
+        self.messages.flush()
+
+    def begin(self, text: str, *, limited: bool | None = True, **notes: Any) -> None:
+        """Ends the stage that runs, and begins another one; it is a `Stage`."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if self.begun.startswith("calling"):
+            call_s = time.monotonic() - self.began_s
+            if not self.is_called:
+                call_s = min(call_s, self.time_limit_s)
+            self.longest_s = max(self.longest_s, call_s)
+            self.is_called = True
+        if text.startswith(("importing", "building")):
+            self.is_called = False
+        self.begun = text
+        self.began_s = time.monotonic()
+        limit_s = max(self.time_limit_s, _TIMES_A_CALL * self.longest_s)
+        allowed_s = limit_s if limited else _TIMES_OWN * limit_s
+        if not (limited and self.is_called):
+            allowed_s = max(allowed_s, FIRST_LIMIT_S)
+        self.send("stage", [text, math.inf if limited is None else allowed_s, notes])
+        if limited is not None:
+            signal.setitimer(signal.ITIMER_REAL, allowed_s)
 
 
 def _message(kind: str, content: object) -> bytes:

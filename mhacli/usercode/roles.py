@@ -314,8 +314,7 @@ def _distinguished(parameters: Sequence[CallParameter]) -> list[CallParameter]:
     before it gave.
     """
     roles = _one_input(parameters, _inputs_in_order(parameters))
-    has_input = "x" in roles or "query" in roles
-    if not has_input and "context" in roles:  # `forward(memory)`
+    if {"x", "query"}.isdisjoint(roles) and "context" in roles:  # `forward(memory)`
         roles[roles.index("context")] = "x"
     if "query" in roles and "value" in roles and "key" not in roles:
         roles[roles.index("value")] = "context"  # `forward(query, value)`: it serves as both

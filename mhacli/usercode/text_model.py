@@ -162,8 +162,7 @@ class TextModel:
         """
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
-            n_earlier = len([earlier for earlier, _ in noted if earlier == name])
-            call = name, n_earlier
+            call = name, len([earlier for earlier, _ in noted if earlier == name])
             floats = tree_map_only(
                 Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs
             )

@@ -414,8 +414,9 @@ def _explain_core(result: Diagnosis) -> None:
         if found is not None:
             break
     if found is None and attends:
-        several = ranked[:_LAYERS_FOR_MORE]
-        found = _first(result.explained_by_more(trial, _MOST_MISTAKES) for trial in several)
+        found = _first(
+            result.explained_by_more(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]
+        )
     if found is not None:
         result.keep(found)
     else:

@@ -542,7 +542,7 @@ class _Inside(NamedTuple):
     """
 
     modules: ModulesByClass
-    hide_later: tuple[bool, ...]
+    hide_later: Sequence[bool]
 
 
 def _attention_inside(passes: Passes) -> _Inside:
@@ -568,7 +568,7 @@ def _attention_inside(passes: Passes) -> _Inside:
         # anything
         with suppress(OutOfTime, *NO_ANSWER), captured(passes.module, take, anywhere=True):
             passes.run_pass(text)
-    return _Inside(found, tuple(hide_later))
+    return _Inside(found, hide_later)
 
 
 def _ask(tester: BehaviourTester, claimed: bool | None) -> ModulesByClass | None:

@@ -206,7 +206,8 @@ def _block(form: MaskForm, causal: bool, lengths: Sequence[int], n_rows: int) ->
     numbers = _numbers(0, lengths, 1)
     n = sum(lengths)
     allowed = (numbers.mT == numbers)[None, None]
-    allowed = allowed.tril() if causal else allowed
+    if causal:
+        allowed = allowed.tril()
     return mask_in(form, allowed, None, CallSizes(n_rows, n, n))
 
 

@@ -171,7 +171,7 @@ class Passes:
             self.texts, self.first_pass = self._longest_texts(requested)
         self.n_passes = 1  # lengths that do not work are not counted
         self.text = self.texts[0]
-        self.length = len(self.texts[0])
+        self.length = len(self.text)
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)

@@ -429,7 +429,7 @@ def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
     """Wrong cells in words: the first, and where there are more, how many and which, by head where
     heads differ: `query 4 of head 1 sees key 5 (2 cells: head 1: query 4: keys 5, 7)`.
     """
-    is_alike = bool((cells == cells[:1]).all())
+    is_alike = (cells == cells[:1]).all()
     cells = cells[:1] if is_alike else cells
     head, query, key = cells.nonzero()[0].tolist()
     who = f"query {query + compared.first}" + ("" if is_alike else f" of head {head}")
