@@ -407,9 +407,8 @@ def _serve(
         torch.set_num_threads(min(n_threads, torch.get_num_threads()))
         stages.send("result", job(stages.begin))
     except BaseException as fault:
-        begun = stages.begun
-        stages.begin(begun)  # the text of the exception is made by the user's code
-        error = _as_error(fault, begun)
+        stages.begin(stages.begun)  # the text of the exception is made by the user's code
+        error = _as_error(fault, stages.begun)
         shown = traceback.format_exc() if os.environ.get("MHA_DEBUG") else ""
         stages.send("error", {"error": error.typed(), "traceback": shown})
     finally:

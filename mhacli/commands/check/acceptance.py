@@ -120,7 +120,7 @@ def _is_compared(report: Examination, accepted: Accepted) -> bool:
 
 def _without_time(report: Examination) -> list[Behaviour]:
     """The behaviours that decide and for which there was no time."""
-    omitted = [each for each in report.behaviour if each.why_untried and CODES[each.name]]
+    omitted = [each for each in report.behaviour if each.was_omitted and CODES[each.name]]
     return [each for each in omitted if each.name in report.not_examined]
 
 

@@ -316,7 +316,7 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
     is `untried`. Raises `UserRaised`.
     """
     result = Diagnosis(probed)
-    steps: dict[str, Callable[[Diagnosis], None]] = {
+    steps: dict[str, Callable[..., None]] = {
         REFERENCE: _explain_unmasked,
         **{
             name: partial(_explain_mask, forms=forms)
@@ -338,8 +338,10 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
 def _explain_unmasked(result: Diagnosis) -> None:
     """Puts into a diagnosis the layer that explains the outputs without masks."""
     subject = result.subject
-    inputs = unmasked_inputs(subject, result.request.seed)
-    result.cases = [make_case(name, subject, each) for name, each in inputs.items()]
+    result.cases = [
+        make_case(name, subject, inputs)
+        for name, inputs in unmasked_inputs(subject, result.request.seed).items()
+    ]
     first = result.cases[0]
     result.call = recorded_case(subject, first)
     again = make_case("", subject, first.inputs)
@@ -529,8 +531,9 @@ def _explain_steps(result: Diagnosis) -> None:
     """Puts into a diagnosis whether steps behind a cache are right: a mistake of theirs that is
     known, or what else they show, as the behaviour `cache`, and a note for callers.
     """
-    name = result.request.target_request.target
-    result.subject.built.stage(f"giving {name} a text step by step", limited=False)
+    result.subject.built.stage(
+        f"giving {result.request.target_request.target} a text step by step", limited=False
+    )
     steps = read_in_steps(result.probed, result.mask_form)
     if steps is None:
         return

@@ -109,11 +109,11 @@ class Target(pytest.Item):
 def _properties(examination: Examination) -> list[tuple[str, object]]:
     """The verdict, the behaviours, those that were not tried, the mistakes, and those accepted."""
     words = {True: "holds", False: "fails", None: "noted"}
-    tried = [f"{one.name} {words[one.ok]}" for one in examination.behaviour if not one.why_untried]
+    tried = [f"{one.name} {words[one.ok]}" for one in examination.behaviour if not one.was_omitted]
     return [
         ("verdict", examination.verdict),
         ("behaviours", ", ".join(tried)),
-        ("not tried", ", ".join(one.name for one in examination.behaviour if one.why_untried)),
+        ("not tried", ", ".join(one.name for one in examination.behaviour if one.was_omitted)),
         ("mistakes", ", ".join(finding.code for finding in examination.findings)),
         ("accepted", "; ".join(f"{each.code}: {each.reason}" for each in examination.accepted)),
     ]

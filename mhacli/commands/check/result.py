@@ -413,10 +413,14 @@ class Behaviour:
     tried: Tried | None = None
 
     @property
+    def was_omitted(self) -> bool:
+        """Whether no pass was made for it."""
+        return self.ok is None and self.reason.startswith(NOT_TRIED)
+
+    @property
     def why_untried(self) -> str:
         """Why no pass was made for it; empty where one was."""
-        reason = self.reason.removeprefix(NOT_TRIED)
-        return reason if self.ok is None and reason != self.reason else ""
+        return self.reason.removeprefix(NOT_TRIED) if self.was_omitted else ""
 
     @property
     def is_implied(self) -> bool:

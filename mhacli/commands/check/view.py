@@ -146,9 +146,9 @@ def _answers(examination: Examination, *, is_verbose: bool) -> Iterator[Line]:
     answers = [
         ("behaves", one.ok, one.name, one.reason, one.tried)
         for one in examination.behaviour
-        if is_verbose or not one.why_untried
+        if is_verbose or not one.was_omitted
     ]
-    omitted = [one.name for one in examination.behaviour if one.why_untried]
+    omitted = [one.name for one in examination.behaviour if one.was_omitted]
     if omitted and not is_verbose:
         answers.append(("behaves", None, "not tried", ", ".join(omitted), None))
     answers += [("probes", one.ok, one.name, one.message, None) for one in examination.probes]
