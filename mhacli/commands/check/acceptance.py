@@ -95,7 +95,7 @@ def _why_untried(report: Examination, accepted: Accepted) -> str:
     is_tried = any(each.ok is not None for each in answers)
     if is_tried and {*names}.isdisjoint(report.not_examined) and (not found or is_elsewhere):
         return ""
-    reasons = dict.fromkeys(each.reason.removeprefix("not tried: ") for each in answers)
+    reasons = dict.fromkeys(each.why_untried or each.reason for each in answers)
     return "; ".join(reasons) or "it was not asked"
 
 
