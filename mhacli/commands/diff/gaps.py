@@ -63,7 +63,7 @@ class Deviation:
         if not all(map(math.isfinite, sizes)):
             is_same = (a == b) | (a.isnan() & b.isnan())
             change = change.double().masked_fill(is_same, 0.0)
-            change = change.nan_to_num(math.inf, math.inf, -math.inf)
+            change = change.nan_to_num(math.inf, math.inf, math.inf)
             sizes = _norms(change, a.double().nan_to_num(posinf=0.0, neginf=0.0))
         squares = self._squares[head % len(self._squares)]
         squares[:] = [before + size * size for before, size in zip(squares, sizes, strict=True)]
