@@ -95,19 +95,21 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
     second = replace(attention, axes=("row", "batch", *attention.axes[2:]))
 
     def with_rows(candidate: UserAttention) -> UserAttention | None:
-        if candidate is second:
+        if candidate.axes != attention.axes:  # its output is known along the first ones alone
             candidate = with_output(candidate)
-        inputs = random_inputs(candidate)
-        in_batch = candidate(inputs, seed=0)
-        alone = candidate(inputs.map(lambda rows: rows[1:2]), seed=0)
-        atol = 1e-5 * float(in_batch.nan_to_num(posinf=0, neginf=0).abs().max())
-        same = in_batch[1:2]
-        is_same = same.shape == alone.shape and torch.allclose(
-            same, alone, atol=atol, equal_nan=True
-        )
-        return candidate if is_same else None
+        return candidate if _is_independent(candidate) else None
 
     return first_that_works((attention, second), with_rows, built.tried.note) or attention
+
+
+def _is_independent(attention: UserAttention) -> bool:
+    """Whether the second of several texts has the outputs that it has alone."""
+    inputs = random_inputs(attention)
+    in_batch = attention(inputs, seed=0)
+    alone = attention(inputs.map(lambda rows: rows[1:2]), seed=0)
+    atol = 1e-5 * float(in_batch.nan_to_num(posinf=0, neginf=0).abs().max())
+    same = in_batch[1:2]
+    return same.shape == alone.shape and torch.allclose(same, alone, atol=atol, equal_nan=True)
 
 
 def with_own_heads(attention: UserAttention) -> UserAttention:
@@ -122,6 +124,9 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
     calls = product((attention.sizes, sizes), (attention.axes, exchanged))
 
     def by_head(call: tuple[CallSizes, AxisNames]) -> UserAttention | None:
+        """The call with these sizes and axes, None unless its last head alone gives what it gives
+        beside the others, and all keys are read.
+        """
         candidate = with_output(replace(attention, sizes=call[0], axes=call[1]))
         inputs = random_inputs(candidate)
         drawer = candidate.drawer(1)

@@ -246,6 +246,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     tried = list[Attempt]()
 
     def build(arguments: _Arguments) -> Built:
+        """The thing that the constructor makes with these arguments, and their reasons."""
         values = arguments.values()
         with seeded(request.seed, torch.device("cpu")):
             with _nan_where_unset():
@@ -744,12 +745,12 @@ class UnknownField(AttributeError, KeyError):
 
 class GuessedConfig(dict[str, Any]):
     """A config whose fields of usual names have usual values: each is stored, and its reason kept,
-    when the constructor first reads it, as attribute or item. In errors, `path` stands before its
-    name.
+    when the constructor first reads it, as attribute or item. It begins with the `given` fields. In
+    errors, `path` stands before its name.
     """
 
-    def __init__(self, usual: UsualValues, path: str) -> None:
-        super().__init__()
+    def __init__(self, usual: UsualValues, path: str, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
         vars(self).update(_usual=usual, _path=path, _reasons={})
 
     @ours()
@@ -787,8 +788,9 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 
 @dataclass(frozen=True)
 class _Config:
-    """A config with given fields: the changed default of its parameter, an instance of its class
-    with `arguments`, or one of usual values.
+    """A config with given fields: an instance of its class with `arguments`, the changed default of
+    its parameter, or, where it has neither, `guessed`, one of usual values. That is one object, so
+    that what a constructor reads of it is known.
     """
 
     parameter: inspect.Parameter
@@ -804,11 +806,13 @@ class _Config:
 
     def build(self) -> Any:
         """The config. Raises `MhaError` for a field that it lacks, and `UserRaised`."""
-        config: Any = self.guessed
+        default = self.parameter.default
         if self.arguments is not None:
             config = call_user(self.parameter.annotation, **self.arguments.values())
-        elif self.parameter.default is not None and self.parameter.default is not _EMPTY:
-            config = deep_copy(self.parameter.default)
+        elif default is None or default is _EMPTY:
+            return self.guessed
+        else:
+            config = deep_copy(default)
         for field, value in self.fields.items():
             if isinstance(config, dict):
                 config[field] = value
@@ -836,7 +840,7 @@ def _config(
         own = {name: fields[name] for name in fields if name.partition(".")[0] in names}
         arguments = _arguments(cls, own, request, path)
         fields = {name: fields[name] for name in fields if name not in own}
-    return _Config(parameter, fields, arguments, GuessedConfig(usual, path))
+    return _Config(parameter, fields, arguments, GuessedConfig(usual, path, fields))
 
 
 def _fields(config: object) -> Mapping[str, Any]:
@@ -1025,11 +1029,12 @@ def _n_heads(
     heads = [n for n in _HEADS if n % n_groups == 0 and (width or n) % n == 0] or [3 * n_groups]
 
     def faults(n: int) -> tuple[bool, ...]:
+        """What speaks against a number of heads, the worst first."""
         d = width // n if width else d_head or _D_HEAD
         is_small = d < 4 or n < 3
         has_no_groups = is_grouped and all(n % divisor for divisor in range(2, n))
         is_like_another = n in (d, n_kv_heads)
-        return is_small, has_no_groups, is_like_another, d % 2 != 0  # the worst first
+        return is_small, has_no_groups, is_like_another, d % 2 != 0
 
     return min(heads, key=faults)
 

@@ -55,6 +55,9 @@ def copied(obj: T) -> T:
 
 
 def _copied_function(function: FunctionType, memo: Memo) -> FunctionType:
+    """A function that refers to the copies of what it refers to: by its globals, its defaults, its
+    closure and its attributes. One that reaches no module or tensor is the same in both.
+    """
     if not _holds_parts(function):
         return function
     names = function.__globals__
@@ -74,9 +77,15 @@ def _copied_function(function: FunctionType, memo: Memo) -> FunctionType:
 
 
 def _copied_cell(cell: CellType, memo: Memo) -> CellType:
+    """A cell with a copy of what it holds; an empty one of an empty one, as of a name that is not
+    assigned yet. What the copy raises is the user's.
+    """
     made = memo[id(cell)] = CellType()  # a function may refer to itself
-    with suppress(ValueError):  # an empty one
-        made.cell_contents = _copied_part(cell.cell_contents, memo)
+    try:
+        contents = cell.cell_contents
+    except ValueError:
+        return made
+    made.cell_contents = _copied_part(contents, memo)
     return made
 
 
@@ -87,6 +96,7 @@ def _copied_part(value: Any, memo: Memo) -> Any:
 
 
 def _copied_reference(reference: Any, memo: Memo) -> Any:
+    """A weak reference to the copy of its object, if that was copied before."""
     target = memo.get(id(reference()))
     return reference if target is None else weakref.ref(target)
 

@@ -225,7 +225,8 @@ def on_behalf(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
 def ours(instead: Callable[..., Any] | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Wraps a function of mha that the user's code, or torch inside it, calls: what it raises is
     kept for `call_user`, and the user's code gets what `instead` returns, or None, as in every
-    later call.
+    later call. An exception `for_user` goes on to the user's code. Outside of a call of the user's
+    code, as in mha's own passes, there is nobody to keep a fault for: it is raised.
     """
 
     def wrapped(function: Callable[P, T]) -> Callable[P, T]:

@@ -215,13 +215,15 @@ def with_own_queries(attention: UserAttention) -> UserAttention | None:
     slot, *others = attention.slots
     if others or attention.ids is not None:
         return None
-    watcher, alone = Watcher(None), replace(attention, is_copied=True)  # it keeps nothing
+    watcher = Watcher(None)
+    alone = replace(attention, is_copied=True)  # so that this call leaves nothing in it
     with seeded(0, attention.device):
         out = dict(leaves(alone.result(random_inputs(alone), within=watcher)))[path]
     names = [operation.name for operation in watcher.operations]
     if out.ndim > 3 or sum(map(names.count, (KERNEL, *SOFTMAXES))) != 1:
         return None
     slots = (CallParameter("", "query", False), slot._replace(role="key", required=True))
+    # one row for each text, or several
     n, axes = (1, ("batch", "width")) if out.ndim == 2 else (out.shape[1], ROW_AXES)
     sizes = attention.sizes._replace(q_len=n)
     own = replace(alone, slots=slots, sizes=sizes, output=(path, axes), mode="cross")
@@ -289,10 +291,13 @@ def _with_line(failure: Exception, built: Built) -> str:
 def _call_error(
     template: UserAttention, request: TargetRequest, tried: Sequence[Attempt]
 ) -> MhaError:
-    """The error if no call works: the exception of the one that comes furthest, its line, and an
-    example to give.
+    """The error if no call works: the exception of the one that comes furthest, its line, and what
+    the user can give. The first of these that holds says it: an error that no call mends, such as
+    lack of memory; an example of the user's that fails; arguments of unknown names; or else the
+    call itself, with what was given and guessed for it.
     """
-    built, (attention, failure) = template.built, max(tried, key=_n_operations)
+    built = template.built
+    attention, failure = max(tried, key=_n_operations)
     if built.n_ids and "'indices'" in str(failure):
         # it takes token ids, and how it fails for them tells more
         attention = replace(attention, axes=OF_IDS, ids=torch.arange(built.n_ids))

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import compress, takewhile
 from operator import attrgetter
 from traceback import walk_stack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -264,6 +264,13 @@ NO_NUMBER = 1e30
 """What stands for hidden scores, infinity and NaN where numbers are compared."""
 
 
+class AtSite(NamedTuple):
+    """The tensors of a site, one for each softmax or kernel, and the line that makes the first."""
+
+    line: SourceLine
+    tensors: list[Tensor]
+
+
 @dataclass(eq=False)
 class RecordedCall:
     """A recorded call, its `inputs` and its result. `given` has the inputs by name. Each softmax or
@@ -279,16 +286,14 @@ class RecordedCall:
     _producers: dict[bytes, list[Operation]] = field(default_factory=dict)
     _made_by_size: dict[int, tuple[list[Operation], Tensor]] = field(default_factory=dict)
 
-    def tensors_at_sites(self) -> dict[str, tuple[SourceLine, list[Tensor]]]:
-        """The tensors of each site, one for each softmax or kernel, with the line that makes the
-        first.
-        """
-        tensors: dict[str, tuple[SourceLine, list[Tensor]]] = {}
+    def tensors_at_sites(self) -> dict[str, AtSite]:
+        """What is made at each site, and the output as `out`, by its last operation."""
+        sites = dict[str, AtSite]()
         for attention in self.attentions:
             for site, operation in attention.items():
-                tensors.setdefault(site, (operation.at, []))[1].append(operation.output)
+                sites.setdefault(site, AtSite(operation.at, [])).tensors.append(operation.output)
         line = self.operations[-1].at if self.operations else SourceLine()
-        return tensors | {"out": (line, [self.out])}
+        return sites | {"out": AtSite(line, [self.out])}
 
     def combined(self, *names: str) -> Iterator[tuple[Operation, Operation]]:
         """The operations of these names that combine what depends on the inputs with one tensor
@@ -524,7 +529,9 @@ def _name_after(call: RecordedCall) -> None:
 
 def _around_softmax(softmax: Operation) -> dict[str, Operation]:
     """The operations of the sites around a softmax; none unless there is a product before it and
-    another after it. A transposed operand of the first is named kᵀ.
+    another after it. Which operand is which follows from names, of q and k, and from what the
+    softmax leads to, of the pattern; else from their order. A transposed operand of the first
+    product gets the site kᵀ here, and what it is made from stands for k.
     """
     qk = _first_product(softmax, attrgetter("live_sources"))
     z = _first_product(softmax, attrgetter("readers"))

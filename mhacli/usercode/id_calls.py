@@ -120,6 +120,9 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
     with_outputs = list[UserAttention]()
 
     def read(candidate: UserAttention) -> tuple[UserAttention, bool]:
+        """The call with its output, which is kept in `with_outputs` too, and whether its masks hide
+        the last token. Raises where it gives none, or what is not of tokens.
+        """
         found = with_output(candidate)
         if found.is_inside and not reads_others(found):
             raise Unreadable("its output layer reads one token alone")
@@ -132,6 +135,7 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
         return found, hides(found, None)
 
     def hiding(masks: dict[str, Any]) -> UserAttention | None:
+        """The first call with these masks that gives an output, None if they hide nothing in it."""
         templates = (replace(each, others={**usual, **each.others, **masks}) for each in alike)
         outputs = (output for each in templates for output in _outputs(each, others))
         found, is_hiding = first_that_works(outputs, read, log) or (None, False)

@@ -31,7 +31,9 @@ class TimedStage:
         self._started_s = -1.0
 
     def __call__(self, text: str, **how: Any) -> None:
-        """Reports the stage that begins."""
+        """Reports the stage that begins. The first words of its text are those of `Stage`: time
+        counts from the end of the first call.
+        """
         if self._started_s < 0 and self._is_calling:
             self._started_s = time.monotonic()
         self._is_calling = text.startswith("calling")

@@ -67,18 +67,22 @@ def names_within(
 def _names_of_sizes(
     text: str, module: nn.Module, sizes: Mapping[str, int | None]
 ) -> dict[str, str]:
-    """The attribute that holds the size of each role."""
-    numbers = {name: value for name, value in vars(module).items() if type(value) is int}
+    """The attribute that holds the size of each role. One whose name has the role comes first; else
+    the size is in the only attribute without a role that has this value, if the function uses it:
+    of two, none is known to be meant.
+    """
+    numbers = {name: value for name, value in vars(module).items() if type(value) is int}  # no bool
     roles = {name: role_of(name) for name in numbers}
+    used = re.findall(r"\bself\.(\w+)", text)
     names = {}
     for role, size in sizes.items():
-        unnamed = [
+        holding = [
             name
             for name, value in numbers.items()
-            if value == size and roles[name] is None and f"self.{name}" in text
+            if value == size and roles[name] is None and name in used
         ]
-        if len(unnamed) == 1:
-            names[role] = f"self.{unnamed[0]}"
+        if len(holding) == 1:
+            names[role] = f"self.{holding[0]}"
     return names | {role: f"self.{name}" for name, role in roles.items() if role is not None}
 
 
@@ -154,7 +158,8 @@ def is_switched_off(function: Callable[..., object], parameter: str, others: Seq
     tree = ast.parse(source)
     switches = [r"self\.\w*(mask|causal)", rf"{parameter}\.(n?dim|shape|size)"]
     switches += [rf"{other}\b" for other in others]
-    asked, spans = re.compile(rf"(\b|_)({'|'.join(switches)})"), list[range]()
+    asked = re.compile(rf"(\b|_)({'|'.join(switches)})")
+    spans = list[range]()
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp) and asked.search(ast.unparse(node.test)):
             leaves = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)

@@ -104,6 +104,9 @@ def own_padding(attention: UserAttention, stated: Sequence[int], source: str | N
     names_padding = re.search(r"== *[\w.]*pad|eq\([\w.]*pad", code, re.I)
 
     def pad_of(ids: Tensor) -> int | None:
+        """The id of padding that the code looks for among these ids, a stated one before another;
+        None if it looks for none.
+        """
         found = [each for each in comparisons.of(ids) if each[0] >= 0]
         plain = [
             number

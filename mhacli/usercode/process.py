@@ -27,6 +27,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedReader, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -64,11 +65,15 @@ _N_THREADS = 2
 
 Stage = Callable[..., None]
 """`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as
-`calling Attention`. The time limit applies to each limited stage, which runs user code. Others run
-code of mha, which may meet methods of the user's objects, and have `_TIMES_OWN` times as long;
-where `limited` is None, any time. An import, a constructor, the first call, which may import, and
-code of mha have `FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with
-`report` it leaves a document that stands for the result if the process ends early."""
+`calling Attention`. Its first word also says what runs to what limits time, here and in
+`limits.py`: `calling` the user's code, `importing` or `building` it, or `examining`, which puts
+things back after a call and is never cut off.
+
+The time limit applies to each limited stage, which runs user code. Others run code of mha, which
+may meet methods of the user's objects, and have `_TIMES_OWN` times as long; where `limited` is
+None, any time. An import, a constructor, the first call, which may import, and code of mha have
+`FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with `report` it leaves a
+document that stands for the result if the process ends early."""
 
 _FROM_ELSEWHERE = (signal.SIGKILL, signal.SIGTERM)
 """Signals that no fault of the code raises. The system kills for a lack of memory."""
@@ -162,6 +167,12 @@ def _result_of(
 ) -> tuple[Any, str]:
     """What a child sends as its result, and the end of what it prints, once it has ended. `wait`
     gives its exit status.
+
+    It reads messages until one ends the job, or until the limit of the last stage is over. What is
+    no message is a stack dump, which the alarm or a crash writes into the same pipe. Whatever
+    happens, all processes of the child are killed. What follows names the cause, the surest first:
+    an end that was told, or that took too long; what the user's code wrote into the pipe; the
+    result; an end that nobody told; and an error of the job.
     """
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(prints, printed), daemon=True)
@@ -366,6 +377,9 @@ def _serve(
 ) -> NoReturn:
     """Runs a job in this process, whose messages go to stdout and whose temporary files are in
     `folder`, then exits without waiting for threads of the user's code.
+
+    First it makes the process safe: stdout and stdin are out of the user's reach, and an alarm ends
+    it in any code.
     """
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     _stay_above(folder)
@@ -385,48 +399,62 @@ def _serve(
     warnings.simplefilter("ignore")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    begun = _LOADING
-    began_s = 0.0
-    limit_s = time_limit_s
-    is_called = False  # since the last import or constructor
-
-    def send(kind: str, content: object) -> None:
-        messages.write(_message(kind, content))
-        messages.flush()
-
-    def stage(text: str, *, limited: bool | None = True, **notes: Any) -> None:
-        nonlocal begun, began_s, limit_s, is_called
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if begun.startswith("calling"):  # a later call may read more texts than the first
-            call_s = time.monotonic() - began_s
-            if not is_called:  # which may have imported something
-                call_s = min(call_s, time_limit_s)
-            limit_s = max(limit_s, _TIMES_A_CALL * call_s)
-            is_called = True
-        if text.startswith(("importing", "building")):
-            is_called = False
-        begun = text
-        began_s = time.monotonic()
-        allowed_s = limit_s if limited else _TIMES_OWN * limit_s
-        if not (limited and is_called):
-            allowed_s = max(allowed_s, FIRST_LIMIT_S)
-        send("stage", [text, math.inf if limited is None else allowed_s, notes])
-        if limited is not None:
-            signal.setitimer(signal.ITIMER_REAL, allowed_s)
-
+    stages = _Stages(messages, time_limit_s)
     try:
         gc.freeze()
         with silent_stderr(), gc_paused():
             import torch
         torch.set_num_threads(min(n_threads, torch.get_num_threads()))
-        send("result", job(stage))
+        stages.send("result", job(stages.begin))
     except BaseException as fault:
-        stage(begun)  # the text of the exception is made by the user's code
-        error = _as_error(fault, begun)
+        stages.begin(stages.begun)  # the text of the exception is made by the user's code
+        error = _as_error(fault, stages.begun)
         shown = traceback.format_exc() if os.environ.get("MHA_DEBUG") else ""
-        send("error", {"error": error.typed(), "traceback": shown})
+        stages.send("error", {"error": error.typed(), "traceback": shown})
     finally:
         os._exit(1)
+
+
+@dataclass
+class _Stages:
+    """Tells the parent which stage begins, and sets the alarm that ends this process after its
+    limit. Calls may take the time limit, or longer where an earlier one took long, because a later
+    call may read more texts. The first one since an import or a constructor may itself import
+    something: it has more time, and only the time limit of it counts for later ones.
+    """
+
+    messages: IO[bytes]
+    time_limit_s: float
+    begun: str = _LOADING
+    began_s: float = 0.0
+    longest_s: float = 0.0
+    is_called: bool = False
+
+    def send(self, kind: str, content: object) -> None:
+        """Sends a message to the parent."""
+        self.messages.write(_message(kind, content))
+        self.messages.flush()
+
+    def begin(self, text: str, *, limited: bool | None = True, **notes: Any) -> None:
+        """Ends the stage that runs, and begins another one; it is a `Stage`."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if self.begun.startswith("calling"):
+            call_s = time.monotonic() - self.began_s
+            if not self.is_called:
+                call_s = min(call_s, self.time_limit_s)
+            self.longest_s = max(self.longest_s, call_s)
+            self.is_called = True
+        if text.startswith(("importing", "building")):
+            self.is_called = False
+        self.begun = text
+        self.began_s = time.monotonic()
+        limit_s = max(self.time_limit_s, _TIMES_A_CALL * self.longest_s)
+        allowed_s = limit_s if limited else _TIMES_OWN * limit_s
+        if not (limited and self.is_called):
+            allowed_s = max(allowed_s, FIRST_LIMIT_S)
+        self.send("stage", [text, math.inf if limited is None else allowed_s, notes])
+        if limited is not None:
+            signal.setitimer(signal.ITIMER_REAL, allowed_s)
 
 
 def _message(kind: str, content: object) -> bytes:

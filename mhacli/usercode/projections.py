@@ -236,7 +236,12 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
 def _matrices(
     part: WeightMatrix, letters: str, widths: Widths
 ) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
-    """The matrix as `[width, d_in]`, ordered by head."""
+    """The matrix of a part as `[width, d_in]`, ordered by head, in each way in which it may be
+    read, with the choices that this is. Weights with three axes hold a matrix for each letter, or
+    one for each head, whose axes are told by their lengths. One with two axes is as wide as the
+    input, or projects a slice of it for each head; it is turned where nothing says how it is
+    applied.
+    """
     d_in = widths.d_in if "q" in letters else widths.d_context
     n_heads = widths.n_heads if "q" in letters else widths.n_kv_heads or widths.n_heads
     weight = part.weight
@@ -255,7 +260,9 @@ def _matrices(
                     yield first.flatten(0, 1), (kernel,)
         return
     for matrix in _oriented(part):
-        is_swapped = part.orientation == "free" and matrix is not weight
+        is_swapped = (
+            part.orientation == "free" and matrix is not weight
+        )  # the second of `_oriented`
         if n_heads > 1 and tuple(matrix.shape) == (d_in / n_heads, d_in / n_heads):
             words = f"{part.name} projects a slice of the row for each head, the same for all"
             yield torch.block_diag(*[matrix] * n_heads), (Choice("shared-projections", words),)
@@ -293,8 +300,8 @@ def _pieces(
     n_heads = widths.n_heads
     counts = [widths.n_kv_heads or n_heads]
     if widths.n_kv_heads is None and len(letters) == 3:
-        n_more = len(rows) - widths.d_in
         d_in = widths.d_in
+        n_more = len(rows) - d_in
         implied = [n for n in range(1, n_heads) if n_more * n_heads == 2 * n * d_in]
         counts = [*(n for n in implied if n_heads % n == 0), n_heads]
     for n_kv_heads in counts:

@@ -309,30 +309,44 @@ def _mask_role(words: set[str]) -> str:
     return "mask" if words.isdisjoint(_OF_TOKENS.split()) else "padding"
 
 
-def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
-    """Resolves names that depend on the other parameters: of two like `x` the second is the
-    context; a source beside a target is the context; a value without a key serves as both. Without
-    any known name, up to three leading required parameters become inputs by position.
+def _distinguished(parameters: Sequence[CallParameter]) -> list[CallParameter]:
+    """The parameters with the roles that depend on the other ones. Each rule reads what those
+    before it gave.
     """
-    roles = [parameter.role for parameter in parameters]
-    if not {*roles} & {*ROWS}:
-        may_be_inputs = [
-            parameter.required and parameter.role in ("unknown", "n_heads")
-            for parameter in parameters
-        ]
-        in_order = IN_ORDER.get([*may_be_inputs, False].index(False), ())
-        roles[: len(in_order)] = in_order
-    inputs = [n for n, role in enumerate(roles) if role == "x"]
-    targets = [n for n in inputs if re.match(r"tgt|trg|target|dec", parameters[n].name.lower())]
-    first = next(iter(targets or inputs), None)
-    for n in inputs:
-        if n != first:
-            roles[n] = "context" if parameters[n].required or "context" not in roles else "unknown"
-    if first is None and "query" not in roles and "context" in roles:
-        first = roles.index("context")
-        roles[first] = "x"
-    if "key" not in roles and "value" in roles and "query" in roles:
-        roles[roles.index("value")] = "context"
+    roles = _one_input(parameters, _inputs_in_order(parameters))
+    if {"x", "query"}.isdisjoint(roles) and "context" in roles:  # `forward(memory)`
+        roles[roles.index("context")] = "x"
+    if "query" in roles and "value" in roles and "key" not in roles:
+        roles[roles.index("value")] = "context"  # `forward(query, value)`: it serves as both
     return [
         parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)
     ]
+
+
+def _inputs_in_order(parameters: Sequence[CallParameter]) -> list[str]:
+    """The roles, in which, without any known name, up to three leading required parameters are
+    inputs by their position, as in `forward(melody)` and `forward(melody, prompt)`.
+    """
+    roles = [parameter.role for parameter in parameters]
+    if not {*roles}.isdisjoint(ROWS):
+        return roles
+    may_be_inputs = [
+        parameter.required and parameter.role in ("unknown", "n_heads") for parameter in parameters
+    ]
+    in_order = IN_ORDER.get([*may_be_inputs, False].index(False), ())
+    return [*in_order, *roles[len(in_order) :]]
+
+
+def _one_input(parameters: Sequence[CallParameter], roles: Sequence[str]) -> list[str]:
+    """The roles, in which one of several like `x` is the input: the first target, as `tgt` in
+    `forward(src, tgt)`, or else the first. Another one is a context, except an optional one beside
+    a context, of which nothing is known.
+    """
+    inputs = [n for n, role in enumerate(roles) if role == "x"]
+    targets = [n for n in inputs if re.match(r"tgt|trg|target|dec", parameters[n].name.lower())]
+    distinguished = [*roles]
+    for n in inputs:
+        if n != [*targets, *inputs][0]:
+            is_context = parameters[n].required or "context" not in distinguished
+            distinguished[n] = "context" if is_context else "unknown"
+    return distinguished

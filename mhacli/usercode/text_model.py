@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,27 @@ NO_ROWS: PartRows = {}
 
 
 _NONE_KNOWN = OwnPadding()
+
+
+class _RowsOfText(NamedTuple):
+    """What a part reads or gives for a text, `[token, …]`, a view of its own tensor, and the places
+    of the real tokens in it.
+    """
+
+    rows: Tensor
+    places: Tensor
+
+    def copied(self) -> Tensor:
+        """A copy of those of the real tokens."""
+        return self.rows[self.places].detach().clone()
+
+    def pin(self, first: Tensor) -> None:
+        """Puts other numbers in the place of the first ones. What cannot be written stays: an
+        expanded tensor has no cells of its own. Then the part still differs from the other pass,
+        which shows the caller that it was not pinned.
+        """
+        with suppress(RuntimeError):
+            self.rows[self.places[: len(first)]] = first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,30 +157,41 @@ class TextModel:
 
     def noting(self, row: int, noted: PartCalls, pinned: PartRows, real: Tensor) -> RemovableHandle:
         """A context, or a handle, that notes what the parts of the model read and give for the real
-        tokens of a text. Of `pinned` calls the first outputs become these.
+        tokens of a text. Of `pinned` calls the first outputs become these, before they are noted
+        and before other parts read them.
         """
 
-        def of_text(values: Any, first: Tensor | None = None) -> Tensor | None:
-            each = self._of_tokens(values, real.shape)
-            if each is None:
-                return None
-            n = each.shape[1]
-            places = real[row].nonzero()[:, 0] if n == real.shape[1] else torch.arange(n)
-            places = places.to(each.device)
-            if first is not None:
-                with suppress(RuntimeError):  # an expanded tensor has no cells of its own
-                    each[row][places[: len(first)]] = first
-            return each[row][places].detach().clone()
-
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
-            n_earlier = len([earlier for earlier, _ in noted if earlier == name])
+            call = name, len([earlier for earlier, _ in noted if earlier == name])
             floats = tree_map_only(
                 Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs
             )
-            call = name, n_earlier
-            noted[call] = of_text(floats), of_text(output, pinned.get(call))
+            read = self._rows_of(floats, row, real)
+            given = self._rows_of(output, row, real)
+            was_read = None if read is None else read.copied()
+            if given is not None and call in pinned:
+                given.pin(pinned[call])
+            noted[call] = was_read, None if given is None else given.copied()
 
         return watching(self.attention.module, keep)
+
+    def _rows_of(self, values: Any, row: int, real: Tensor) -> _RowsOfText | None:
+        """The rows of a text in what a part reads or gives; None if it has nothing for each of its
+        tokens.
+        """
+        is_first = self.attention.axes[0] == "batch"
+        batch, length = real.shape if is_first else real.shape[::-1]
+        found = output_in(values, _OF_TOKENS, CallSizes(batch, length, 0))
+        each = None if found is None else dict(leaves(values))[found[0]]
+        if each is None and is_first:
+            each = _along_tokens(values, batch, length)
+        if each is None:
+            return None
+        rows = each[row] if is_first else each[:, row]
+        # all where a row is of several tokens, as of a patch
+        n = len(rows)
+        places = real[row].nonzero()[:, 0] if n == real.shape[1] else torch.arange(n)
+        return _RowsOfText(rows, places.to(each.device))
 
     def _of_whole_texts(self, result: Any, n_texts: int) -> Sequence[Tensor | None]:
         """What a model that returns nothing for each token gives for each text: rows of numbers, or
@@ -174,16 +206,6 @@ class TextModel:
                 if len(each) == n_texts and each.shape[1] != self.n_ids:
                     return list(each.detach().cpu())
         return [None] * n_texts
-
-    def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
-        """What holds something for each token of a batch of this shape, `[text, token, …]`."""
-        is_first = self.attention.axes[0] == "batch"
-        batch, length = shape if is_first else shape[::-1]
-        found = output_in(result, _OF_TOKENS, CallSizes(batch, length, 0))
-        output = None if found is None else dict(leaves(result))[found[0]]
-        if output is None and is_first:
-            return _along_tokens(result, batch, length)
-        return output if is_first or output is None else output.transpose(0, 1)
 
     def padded(self, texts: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
         """The texts as a batch, and which of its tokens are real."""

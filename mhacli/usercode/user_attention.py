@@ -447,9 +447,10 @@ class UserAttention:
         rows = list[str]()
         for slot in filter(attrgetter("name"), self.slots):
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
-            words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
-            words["part"], axes = len(slot.part), axes_for(slot.part, self.axes)
-            shape = ", ".join(str(words.get(axis, "T")) for axis in axes)
+            lengths = {"batch": 2, "head": self.sizes.n_heads, "width": width}
+            lengths["part"] = len(slot.part)
+            axes = axes_for(slot.part, self.axes)
+            shape = ", ".join(str(lengths.get(axis, "T")) for axis in axes)
             made = f"torch.randn({shape})"
             if self.ids is not None:
                 made = f"torch.randint({len(self.ids)}, ({shape}))"
@@ -460,7 +461,8 @@ class UserAttention:
     @property
     def described(self) -> str:
         """The call as one line of Python, with a comment on layouts."""
-        call, (path, axes) = self.built.call, self.output
+        call = self.built.call
+        path, axes = self.output
         usual = self.canonical
         of_result = self.axes
         if self.ids is not None:
@@ -585,7 +587,8 @@ def _quietly(
             built.stage(f"examining {built.name}", limited=False)
             for part, mode in modes.items():
                 part.training = mode
-            for part, name, buffer, values in buffers:  # which training may change
+            # training may change the numbers of a buffer, or put another one in its place
+            for part, name, buffer, values in buffers:
                 setattr(part, name, buffer if buffer.equal(values) else buffer.copy_(values))
 
 

@@ -132,8 +132,10 @@ def _evaluated(names: Mapping[str, Any], code: str, sizes: CallSizes) -> Any:
 
 
 def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[CallParameter, ...]]:
-    """The parameters for token vectors: all, packed where a name says so, then all, then the
-    required ones. Raises `MhaError` if there is none.
+    """The parameters for token vectors, those that show most first: all, packed where a name such
+    as `qkv` says so, then all, then the required ones with the queries. `*args` are three where
+    nothing else takes vectors, and an optional parameter that the code never reads is none. Raises
+    `MhaError` if there is none.
     """
     unread = never_read(built.call)
     more = [p.name for p in free if p.required and p.role in (*ROWS, "unknown")]
@@ -186,6 +188,7 @@ class _StatedSizes:
         self.is_packed = len(letters) > len(slots)
 
     def _stated(self, role: str) -> int:
+        """The number of a role, 0 where none is stated."""
         return stated(self.numbers, role) or 0
 
     def widths(self) -> list[tuple[int, int]]:
@@ -248,7 +251,9 @@ class _Layout(NamedTuple):
 
 def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     """The layouts to try: lengths that differ come first, because only the right axes take them. No
-    length equals another size where that can be.
+    length equals another size where that can be, so that a wrong order of axes raises an error. For
+    each length come the orders of axes, the likeliest first, and behind all others a map, which
+    only a module takes.
     """
     taken = {*sizes.numbers.values(), *chain(*sizes.weights)}
     if sizes.is_packed:
@@ -334,6 +339,7 @@ def made_place(role: str, shape: PositionShape) -> MadeForSizes:
     """
 
     def make(sizes: CallSizes) -> Any:
+        """The places of the tokens of a call of these sizes, in the shape that was chosen."""
         if role == "offset":
             return sizes.start if shape == "batched" else torch.tensor(sizes.start)
         if role in ("segments", "documents"):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import mhacli
 from mhacli.commands.check import examine
 from mhacli.usercode.copies import deep_copy
+from mhacli.usercode.door import UserRaised
 
 Call = Callable[[Tensor], Tensor]
 OTHER = nn.Linear(4, 4)
@@ -176,3 +177,26 @@ def test_an_object_is_left_as_it_was(
     with suppress(mhacli.MhaError, ValueError, KeyboardInterrupt):
         user_code.check(model, length=8)
     assert state(model) == before
+
+
+def test_what_a_copy_raises_within_a_closure_is_raised() -> None:
+    class Refuses(nn.Module):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Refuses:
+            raise ValueError("not twice")
+
+    part = Refuses()
+    with pytest.raises(UserRaised, match="not twice"):
+        deep_copy(lambda: part)
+
+
+def test_an_empty_cell_of_a_closure_stays_empty() -> None:
+    part = nn.Linear(4, 4)
+
+    def call(x: Tensor) -> Tensor:
+        return part(x) if x.any() else later
+
+    copy = deep_copy(call)
+    assert torch.equal(copy(torch.ones(4)), part(torch.ones(4)))
+    with pytest.raises(NameError):
+        copy(torch.zeros(4))
+    later = torch.ones(4)

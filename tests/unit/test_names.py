@@ -1,13 +1,17 @@
-"""When the code itself says that a mask is not read."""
+"""When the code itself says that a mask is not read, and by which names it knows its sizes."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
-from mhacli.usercode.names import is_switched_off
+from mhacli.usercode.names import is_switched_off, names_within
 
 
 def switched(self: Any, scores: Any, mask: Any = None) -> Any:
@@ -79,3 +83,29 @@ READ = (in_one_kernel, read_first, unkept, replaced)
 @pytest.mark.parametrize("function", [*OFF, *READ])
 def test_a_condition_says_that_a_mask_is_not_read(function: Callable[..., Any]) -> None:
     assert is_switched_off(function, "mask", ["memory"]) == (function in OFF)
+
+
+class Layer(nn.Module):
+    """Holds its number of heads under a name without a role, with which another name begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.parts = 3, nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(x)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.part, -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("forward", {}), ("split", {"n_heads": "self.part"})]
+)
+def test_a_size_has_the_name_of_an_attribute_that_the_function_uses(
+    name: str, expected: dict[str, str]
+) -> None:
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(getattr(Layer, name)))).body
+    assert isinstance(function, ast.FunctionDef)
+    names = names_within(function, Layer(), parts=[], sizes={"n_heads": 3})
+    assert {plain: names[plain] for plain in names if plain == "n_heads"} == expected

@@ -95,7 +95,7 @@ def _why_untried(report: Examination, accepted: Accepted) -> str:
     is_tried = any(each.ok is not None for each in answers)
     if is_tried and {*names}.isdisjoint(report.not_examined) and (not found or is_elsewhere):
         return ""
-    reasons = dict.fromkeys(each.reason.removeprefix("not tried: ") for each in answers)
+    reasons = dict.fromkeys(each.why_untried or each.reason for each in answers)
     return "; ".join(reasons) or "it was not asked"
 
 
@@ -125,7 +125,10 @@ def _without_time(report: Examination) -> list[Behaviour]:
 
 
 def _untried_beside(report: Examination) -> Iterator[str]:
-    """What an accepted mistake kept from being tried."""
+    """What an accepted mistake kept from being tried: behaviours that its failure implies, and all
+    that follows a comparison which found it. Nothing follows that of a mask or of two
+    implementations.
+    """
     if report.mask or report.against is not None:
         return
     yield from (each.name for each in report.behaviour if each.is_implied)

@@ -399,9 +399,11 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     same = list[str]()
     sites = [site for site in _SITES if site in first and site in second]
     for site in sites:
-        width = first[site][1][0].shape[-1] if site == "concat" else 1  # heads stand in columns
+        width = (
+            first[site].tensors[0].shape[-1] if site == "concat" else 1
+        )  # heads stand in columns
         a, b = (
-            sorted_numbers(torch.cat([*map(torch.flatten, call[site][1])]), width)
+            sorted_numbers(torch.cat([*map(torch.flatten, call[site].tensors)]), width)
             for call in (first, second)
         )
         if site in _UP_TO_A_FACTOR:
@@ -414,5 +416,5 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
         return None
     before = [site for site in sites[: sites.index(differing)] if site in same]
     return FirstDifference(
-        differing, before[-1] if before else None, *first[differing][0], *second[differing][0]
+        differing, before[-1] if before else None, *first[differing].line, *second[differing].line
     )

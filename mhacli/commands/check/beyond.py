@@ -217,6 +217,9 @@ class Comparison:
         return found
 
     def _result(self, cell: Cell) -> CellResult:
+        """What a call shows by its output and gradients, with the scale that it is given. What the
+        code raises is a refusal; where the reference raises, it does not apply to the call.
+        """
         if cell.dtype not in NARROW and cell.inner is None:
             cell = cell._replace(inner=self.probed.subject.inner)
         variant = cell.variant
@@ -325,6 +328,7 @@ class Comparison:
             layer = replace(layer, n_heads=n_heads, n_kv_heads=cell.shape.n_kv_heads)
 
         def tap(site: str, tensor: Tensor, **_: object) -> None:
+            """Keeps the sizes of the largest scores."""
             if site == "scaled":
                 scores.extend(abs(end.item()) for end in tensor.detach().aminmax())
 
@@ -341,6 +345,7 @@ class Comparison:
         @cache
         @torch.enable_grad()
         def plain() -> Results:
+            """The same in the dtype of the call, which costs as much and is seldom needed."""
             if cell.computed == torch.float64:
                 return results
             rows = inputs.map(lambda each: each.to(cell.computed))
@@ -352,7 +357,9 @@ class Comparison:
     def _judged(
         self, cell: Cell, subject: UserAttention, inputs: Inputs, out: Tensor, truth: Truth
     ) -> CellResult:
-        """What the output and the gradients of a call show."""
+        """What the output and the gradients of a call show. Gradients are compared only where the
+        output is right, because those of a wrong one are wrong too.
+        """
         limits = _Limits(cell, truth)
         module = subject.module
         ours = torch.where(truth.counted[..., None], as_float64(out), truth.results["out"])
@@ -381,7 +388,7 @@ class Comparison:
         found = [limits.mismatch(name, gradients[name]) for name in given]
         return CellResult(
             cell,
-            mismatches=tuple(each for each in found if each is not None),
+            mismatches=tuple(filter(None, found)),
             missing=tuple(missing),
             unreached=tuple(name for name in wanted if name not in truth.results),
             is_differentiable=True,
@@ -440,6 +447,7 @@ class _Limits:
         return _CELL_ERRORS * self._lost(name).max().item() + self._rounding_of(name)
 
     def _rounding_of(self, name: str) -> float:
+        """How far a number may be off by the rounding of scores alone."""
         if name == "out":
             return self.rounding * self.sizes[name]
         # the gradient of one key is 0, and what rounds to it is not
@@ -495,7 +503,11 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
 def _run(
     comparison: Comparison, longest: int | None, results: list[CellResult], found: Beyond
 ) -> None:
-    """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
+    """Adds to `results` what the calls show in the subject's dtype, then, if all agree, in the
+    narrower ones: they are given, so that they are known also where time ends this. A rule that the
+    first calls were too short to show is adopted with its choices, and replaces what they showed.
+    Where the longest call is refused, shorter ones and whole tiles follow.
+    """
     subject = comparison.probed.subject
     run = comparison.results
     shapes = shapes_of(subject, comparison.layer, longest)

@@ -98,6 +98,7 @@ class Candidate:
         contradicted = []
         if self.reading is not None and request.n_heads not in (None, self.design.n_heads):
             contradicted.append("heads")
+        # the number that `scales` took from the option, not one of the code that is as large
         if request.scale is not None and self.design.scale is not request.scale:
             contradicted.append("scale")
         return tuple(contradicted)
@@ -125,6 +126,7 @@ def candidates(probed: ProbedAttention, call: RecordedCall) -> list[Candidate]:
         layers += [base.with_designs(own, *design) for base in bases for design in designs]
 
     def doubts(candidate: Candidate) -> tuple[int, int]:
+        """How many statements it contradicts, then how many of its choices no call has shown."""
         not_shown = {choice.name for choice in candidate.choices if _READ not in choice.message}
         return len(candidate.contradicts(probed.request)), len(not_shown)
 
@@ -342,7 +344,7 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice
         factor = 1 / source.output if op.name.startswith("div") else source.output
         scores = call.as_scores(factor, op.output.shape)
         read = f"is learned, {_READ}{_at(op.at)}"
-        if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
+        if scores is not None and (scores == scores[:1, :, :1, :1]).all():
             yield _chosen("scale", f"the scale of each head {read}", scale=scores[0, :, :1, :1])
         elif factor.numel() == 1:
             yield _chosen("scale", f"the scale {read}", scale=factor.item())
@@ -413,6 +415,7 @@ def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design
 
     @functools.cache
     def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
+        """The sum of the biases that another call of these lengths shows, None for none."""
         inputs = subject.drawer(seed).inputs(
             with_context=with_context, q_len=q_len, k_len=k_len, batch=batch
         )
@@ -448,12 +451,12 @@ def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
         if op.name.startswith("sub"):
             factor = -factor
         bias = bias.masked_fill(bias < HIDDEN, 0.0) * factor
-        if torch.equal(bias, bias[:1].expand_as(bias)):
+        if (bias == bias[:1]).all():
             yield _bias_of_all_sequences(bias[:1], visible, op, source)
             continue
         # read as if sequences vary faster than heads, it may be one for all sequences
         by_head = bias.reshape(bias.shape[1], len(bias), *bias.shape[2:])
-        is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
+        is_moved = (by_head == by_head[:, :1]).all()
         yield ScoreBias(bias, op.at, "bias-head-order, batched" if is_moved else None)
 
 
@@ -495,7 +498,7 @@ def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
         if column.shape[-1] != 1 or op.output.shape[-1] != k_len + 1:
             continue
         logits = call.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
-        if logits is not None and torch.equal(logits, logits[:1, :, :1].expand_as(logits)):
+        if logits is not None and (logits == logits[:1, :, :1]).all():
             words = f"each head has a sink logit, {_READ}{_at(op.at)}"
             yield _chosen("sinks", words, sinks=logits[0, :, 0, 0])
             return
@@ -667,6 +670,7 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
         shift = shift.mean(dim=0, keepdim=True)
 
     def norm(heads: Tensor) -> Tensor:
+        """The fitted norm; one of all heads together takes them as one row."""
         if heads.shape[-1] != gain.shape[-1] and heads.shape[1] > 1:
             joined = norm(heads.transpose(1, 2).flatten(2)[:, None])
             return joined.reshape(heads.transpose(1, 2).shape).transpose(1, 2)
@@ -832,8 +836,10 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 def _of_rows(norm: nn.Module) -> Norm:
-    """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes
-    them first. It raises `UserRaised`, and `Unreadable` if it gives no tensor.
+    """A norm of the module as a function of rows `[batch, length, width]`, which it is compared in.
+    `nn.GroupNorm` takes `[batch, width, length]`. The module may be code of the user's under the
+    name of a norm: the function raises `UserRaised` for what it raises, such as for another width,
+    and `Unreadable` if it gives no tensor.
     """
     is_of_channels = isinstance(norm, nn.GroupNorm)
 

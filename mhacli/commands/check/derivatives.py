@@ -97,6 +97,7 @@ def derivatives(
         gradients = call_user(gradients_of, out, wanted, cotangent)
 
     def moved(tensor: Tensor, by: Tensor) -> float:
+        """What a call gives along the cotangent where a tensor has moved. It is put back."""
         kept = tensor.detach().clone()
         try:
             with torch.no_grad():
@@ -107,6 +108,9 @@ def derivatives(
                 tensor.copy_(kept)
 
     def measured(name: str, along: Tensor, steps: tuple[float, float]) -> Derivative:
+        """The derivative along a direction, by calls and by the backward pass. The second step is
+        the smaller one: how far both are apart is the noise.
+        """
         tensor = wanted[name]
         gradient = gradients.get(name)
         by_calls, closer = (

@@ -4,8 +4,9 @@ the outputs match.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from mhacli.usercode.user_attention import UserAttention
 from .candidates import Candidate, candidates
 from .layer_sites import LayerSites, sites_in
 from .probes import (
+    LARGE_SCORES,
     InputCase,
     ProbedAttention,
     counted_rows,
@@ -98,36 +100,42 @@ class Trial:
         return [(*known, mistake) for mistake in self.pool if taken.isdisjoint(mistake.stages)]
 
 
-class Proof(NamedTuple):
-    """The largest difference of a trial that explains its cases, relative to the tolerance."""
+class Explanation(NamedTuple):
+    """The mistakes with which the layer of a trial gives the outputs of its cases, all of them or
+    none, and the largest difference, relative to the tolerance.
+    """
 
-    error: float
     trial: Trial
+    mistakes: tuple[Mistake, ...]
+    error: float
 
 
-def _no_call() -> RecordedCall:
-    return RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0)))
+def _first(explanations: Iterable[Explanation | None]) -> Explanation | None:
+    """The first explanation; what would be tried behind it is not."""
+    return next(filter(None, explanations), None)
 
 
 @dataclass
 class Diagnosis:
     """The result of a diagnosis of what was `probed`. `call` is the recorded first case. `proofs`
-    are the mistakes that together give the outputs. Where nothing explains the output, `likeliest`
-    is the layer that has the most tensors in common with the call, and `likeliest_mistake` the
-    mistake of it that gives the weighted values of the call. `not_examined` are masks that the code
-    says it does not read in these calls, `ignored` those that hide nothing whatever stands in them,
-    and `unexplained` those that no hypothesis matches. `cache` is what `steps` behind a cache gave,
-    and `notes` are for callers. `over` ended it, if its time was over, and left `untried` what it
-    had still to try.
+    are the mistakes that together give the outputs, each with the explanation that showed it. Where
+    nothing explains the output, `likeliest` is the layer that has the most tensors in common with
+    the call, and `likeliest_mistake` the mistake of it that gives the weighted values of the call.
+    `not_examined` are masks that the code says it does not read in these calls, `ignored` those
+    that hide nothing whatever stands in them, and `unexplained` those that no hypothesis matches.
+    `cache` is what `steps` behind a cache gave, and `notes` are for callers. `over` ended it, if
+    its time was over, and left `untried` what it had still to try.
     """
 
     probed: ProbedAttention
     cases: list[InputCase] = field(default_factory=list)
-    call: RecordedCall = field(default_factory=_no_call)
+    call: RecordedCall = field(
+        default_factory=lambda: RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0)))
+    )
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
     likeliest_mistake: Mistake | None = None
-    proofs: dict[Mistake, Proof] = field(default_factory=dict)
+    proofs: dict[Mistake, Explanation] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
     not_examined: list[str] = field(default_factory=list)
@@ -219,38 +227,35 @@ class Diagnosis:
             pool = [each for each in pool if each.stage != "causal_rule"]
         return Trial(candidate, cases, call, pool)
 
-    def accept(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
-        """Keeps the tuple of mistakes that explains the cases of a trial, and returns whether one
-        does: of several, the one whose layer shares the most tensors with the call, and then one
-        whose line reads like it.
+    def explained(
+        self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]
+    ) -> Explanation | None:
+        """The tuple of mistakes that explains the cases of a trial, None if none does: of several,
+        the one whose layer shares the most tensors with the call, and then one whose line reads
+        like it. All of them are counted as tried.
         """
         self.n_hypotheses += len(hypotheses)
         self.probed.subject.built.stage(f"trying the {REFERENCE}", limited=False)
-        errors = [
-            (error_of(trial.candidate.layer, mistakes, trial.cases), mistakes)
+        tried = (
+            Explanation(trial, mistakes, error_of(trial.candidate.layer, mistakes, trial.cases))
             for mistakes in hypotheses
-        ]
-        matching = [match for match in errors if match[0] <= 1.0]
-        if not matching:
-            return False
-        error, mistakes = matching[0]
+        )
+        matching = [each for each in tried if each.error <= 1.0]
         if matching[1:]:
-            error, mistakes = max(matching, key=lambda match: trial.likelihood(match[1]))
-        self.candidate = trial.candidate
-        self.proofs |= {new: Proof(error, trial) for new in mistakes if new not in self.proofs}
-        self.cases += [case for case in trial.cases if case not in self.cases]
-        return True
+            return max(matching, key=lambda each: trial.likelihood(each.mistakes))
+        return _first(matching)
 
-    def find(self, trial: Trial, n_more: int = 1) -> bool:
-        """Keeps mistakes of the pool that explain the cases together with those that are known, and
-        returns whether some do: one, else one more after each that shares the most tensors with the
-        call.
+    def explained_by_more(self, trial: Trial, n_more: int = 1) -> Explanation | None:
+        """The mistakes that are known with some of the pool, which explain the cases of a trial
+        together: one, else one more after each that shares the most tensors with the call. None if
+        none do.
         """
         leads = [self.mistakes]
         n_shared = 0
         for n_left in reversed(range(n_more)):
-            if any(self.accept(trial, trial.with_one_more(lead)) for lead in leads):
-                return True
+            found = _first(self.explained(trial, trial.with_one_more(lead)) for lead in leads)
+            if found is not None:
+                return found
             counts = [
                 (trial.n_produced(*more), more) for more in trial.with_one_more(leads[0]) if n_left
             ]
@@ -259,7 +264,17 @@ class Diagnosis:
             if n_best <= n_shared:
                 break
             leads = [more for n, more in counts if n == n_best]
-        return False
+        return None
+
+    def keep(self, explanation: Explanation) -> None:
+        """Makes an explanation the result: its layer, those of its mistakes that are new, and its
+        cases.
+        """
+        trial = explanation.trial
+        self.candidate = trial.candidate
+        for mistake in explanation.mistakes:
+            self.proofs.setdefault(mistake, explanation)
+        self.cases += [case for case in trial.cases if case not in self.cases]
 
 
 def error_of(
@@ -295,22 +310,26 @@ def error_of(
     return worst
 
 
-_LARGE_SCORES = "scores × 1,000,000"
-
-
 def diagnose(probed: ProbedAttention) -> Diagnosis:
-    """Diagnoses a subject, as far as its time allows. Raises `UserRaised`."""
+    """Diagnoses a subject, as far as its time allows: each step stands on the layer that the first
+    one accepts, and on the mistakes that those before it found. What is not done when time is over
+    is `untried`. Raises `UserRaised`.
+    """
     result = Diagnosis(probed)
+    steps: dict[str, Callable[..., None]] = {
+        REFERENCE: _explain_unmasked,
+        **{
+            name: partial(_explain_mask, forms=forms)
+            for name, forms in _forms_to_try(probed).items()
+        },
+        LARGE_SCORES: _explain_large_scores,
+        "cache": _explain_steps,
+    }
+    result.untried = [*steps]
     try:
-        _explain_unmasked(result)
-        if result.candidate is not None:
-            _explain_masks(result)
-        result.untried = ["cache"]
-        stage = probed.subject.built.stage
-        name = probed.request.target_request.target
-        stage(f"giving {name} a text step by step", limited=False)
-        _explain_steps(result)
-        result.untried = []
+        for name, explain in steps.items():
+            explain(result)
+            result.untried.remove(name)
     except OutOfTime as over:
         result.over = over
     return result
@@ -318,11 +337,11 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
 
 def _explain_unmasked(result: Diagnosis) -> None:
     """Puts into a diagnosis the layer that explains the outputs without masks."""
-    probed = result.probed
     subject = result.subject
-    inputs = unmasked_inputs(subject, probed.request.seed)
-    result.untried = [REFERENCE, *_forms_to_try(probed), _LARGE_SCORES, "cache"]
-    result.cases = [make_case(name, subject, each) for name, each in inputs.items()]
+    result.cases = [
+        make_case(name, subject, inputs)
+        for name, inputs in unmasked_inputs(subject, result.request.seed).items()
+    ]
     first = result.cases[0]
     result.call = recorded_case(subject, first)
     again = make_case("", subject, first.inputs)
@@ -330,23 +349,23 @@ def _explain_unmasked(result: Diagnosis) -> None:
         _explain_core(result)
 
 
-def _explain_masks(result: Diagnosis) -> None:
-    """Puts into the diagnosis of a layer what masks, padding and huge scores show."""
+def _explain_large_scores(result: Diagnosis) -> None:
+    """Puts into the diagnosis of a layer what masks of windows show, and then huge scores under
+    each form that it obeys, which a mistake must explain together with huge scores without a
+    mask. These are tried alone where no mask of queries is obeyed.
+    """
+    if result.candidate is None:
+        return
     subject = result.subject
-    seed = result.request.seed
-    by_name = _forms_to_try(result.probed)
-    result.untried = [*by_name, _LARGE_SCORES, "cache"]
-    for name, forms in by_name.items():
-        _explain_masked(result, list(masked_cases(subject, seed, forms)))
-        result.untried.remove(name)
-    masked = [case for case in result.cases if case.form is not None]
-    masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
+    obeyed = [case for case in result.cases if case.form is not None]
+    forms = [case.form for case in obeyed if case.form is not None]
+    masks = [form for form in forms if not form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     # two images with two windows each
-    for case in masked_cases(subject, seed, of_windows, batch=4):
+    for case in masked_cases(subject, result.request.seed, of_windows, batch=4):
         _explain_further(result, [case])
     unmasked = large_case(subject, result.cases[0])
-    for case in masked:
+    for case in obeyed:
         _explain_further(result, [large_case(subject, case), unmasked])
     if not masks:
         _explain_further(result, [unmasked])
@@ -371,31 +390,39 @@ def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
 
 
 def _explain_core(result: Diagnosis) -> None:
-    """Accepts the first layer that matches without a mistake, or with one; then the same for layers
-    that contradict a statement; then one with several mistakes. Few are tried where no token
-    attends to another, which few mistakes explain.
+    """Keeps the first layer that matches without a mistake, or with one; then the same for layers
+    that contradict a statement; then one with several mistakes; else the likeliest. Few are tried
+    where no token attends to another, which few mistakes explain.
     """
     probed = result.probed
     call = result.call
     ranked = list[Trial]()
     attends = probed.visible != "itself only"
     most = _LAYERS_FOR_ONE if attends else _PLAIN
+    found: Explanation | None = None
     for _, group in groupby(
         candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))
     ):
         plain = [Trial(candidate, result.cases, call) for candidate in group]
-        if any(result.accept(trial, [()]) for trial in plain):
-            return
+        found = _first(result.explained(trial, [()]) for trial in plain)
+        if found is not None:
+            break
         by_run = sorted(plain[:_MOST_RANKED], key=lambda trial: -trial.n_produced())
         few = dict.fromkeys([by_run[0], *plain[:_PLAIN], *by_run[:most], *plain[:most]])
         likely = {trial: result.trial(trial.candidate, result.cases, call) for trial in few}
         ranked = ranked or [likely[trial] for trial in by_run[:most]]
         result.likeliest = ranked[0].candidate
-        if any(map(result.find, likely.values())):
-            return
-    if attends and any(result.find(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
-        return
-    result.likeliest_mistake = _mistake_of_values(ranked)
+        found = _first(map(result.explained_by_more, likely.values()))
+        if found is not None:
+            break
+    if found is None and attends:
+        found = _first(
+            result.explained_by_more(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]
+        )
+    if found is not None:
+        result.keep(found)
+    else:
+        result.likeliest_mistake = _mistake_of_values(ranked)
 
 
 def _mistake_of_values(ranked: Sequence[Trial]) -> Mistake | None:
@@ -408,13 +435,20 @@ def _mistake_of_values(ranked: Sequence[Trial]) -> Mistake | None:
     return shown[0] if len({mistake.code for mistake in shown}) == 1 else None
 
 
-def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
-    """Accepts the form of one mask that matches, else mistakes under the likeliest form."""
+def _explain_mask(result: Diagnosis, forms: Sequence[MaskForm]) -> None:
+    """Puts into the diagnosis of a layer what one mask does, by its forms, the likeliest first. The
+    first of these that holds is the answer: a form is obeyed; a mask takes the place of the causal
+    one; the code reads it under a condition alone; mistakes explain a form; or it is unexplained,
+    and ignored if the output is as if it hid nothing.
+    """
     subject = result.subject
     candidate = result.candidate
+    if candidate is None:
+        return
+    cases = list(masked_cases(subject, result.request.seed, forms))
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
-    if not cases or candidate is None:
+    if not cases:
         return
     # which a mistake must explain too
     unmasked = [case for case in result.cases if case.form is None]
@@ -431,18 +465,20 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
         what = f"a mask that is given takes the place of its own causal mask ({replacing.name})"
         result.choices.append(Choice("mask-replaces-causal", what))
         return
-    form = cases[0].form
-    assert form is not None
-    if _is_switched_off(result, cases[0], form.parameter):
-        result.not_examined.append(form.parameter)
+    name = forms[0].parameter
+    if _is_switched_off(result, cases[0], name):
+        result.not_examined.append(name)
         return
-    for case in cases:
-        call = recorded_case(subject, case)
-        if result.find(result.trial(candidate, [case, *unmasked], call)):
-            return
-    result.unexplained.append(form.parameter)
+    trials = (
+        result.trial(candidate, [case, *unmasked], recorded_case(subject, case)) for case in cases
+    )
+    found = _first(map(result.explained_by_more, trials))
+    if found is not None:
+        result.keep(found)
+        return
+    result.unexplained.append(name)
     if is_same_unmasked(subject, cases[0]):
-        result.ignored.append(form.parameter)
+        result.ignored.append(name)
 
 
 def _replacing_causality(result: Diagnosis, cases: Sequence[InputCase]) -> InputCase | None:
@@ -471,9 +507,9 @@ def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool
 
 
 def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:
-    """Finds a mistake that only some inputs show, those of the first case: masks of windows, or
-    huge scores, which show a finite mask value and a softmax without subtracting the maximum. It
-    must explain all cases.
+    """Puts into a diagnosis what only some inputs show, those of the first case: masks of windows,
+    or huge scores, which show a finite mask value and a softmax without subtracting the maximum. A
+    value that hides all ordinary scores is a choice; a mistake must explain all cases.
     """
     case = cases[0]
     if result.candidate is None or result.explains(case):
@@ -486,49 +522,71 @@ def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:
             return
     trial = result.trial(result.candidate, cases, call)
     pool = [mistake for mistake in trial.pool if mistake.shown_by == "further"]
-    result.find(replace(trial, pool=pool))
-
-
-_LATER_CHUNK = "a later step of several tokens with the cache"
+    found = result.explained_by_more(replace(trial, pool=pool))
+    if found is not None:
+        result.keep(found)
 
 
 def _explain_steps(result: Diagnosis) -> None:
-    """Puts into a diagnosis whether steps behind a cache are right."""
+    """Puts into a diagnosis whether steps behind a cache are right: a mistake of theirs that is
+    known, or what else they show, as the behaviour `cache`, and a note for callers.
+    """
+    result.subject.built.stage(
+        f"giving {result.request.target_request.target} a text step by step", limited=False
+    )
     steps = read_in_steps(result.probed, result.mask_form)
     if steps is None:
         return
-    names = steps.convention.names
-    ok, reason = _judged(steps, result)
+    mistake = _mistake_of_steps(result, steps)
+    if mistake is not None:
+        result.keep(mistake)
+    ok, reason, note = _judged(steps, is_named=mistake is not None)
+    if note:
+        result.notes.append(note)
     result.steps = steps
-    reason = f"{reason} ({', '.join(names)})"
+    reason = f"{reason} ({', '.join(steps.convention.names)})"
     result.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(steps.largest))
 
 
-def _judged(steps: Steps, diagnosis: Diagnosis) -> tuple[bool | None, str]:
-    """Whether steps are right, and what they give. The mistake of those that differ from one call
-    joins the diagnosis if it is known. If steps of one token do not differ, later ones of several
-    tokens that are masked as torch masks a first call, or not understood, are left to the caller.
+def _mistake_of_steps(diagnosis: Diagnosis, steps: Steps) -> Explanation | None:
+    """The known mistake of steps that differ from one call. None is named where only later steps of
+    several tokens differ, and torch masks them as it masks a first call.
+    """
+    if not steps.differing or diagnosis.candidate is None:
+        return None
+    takes_single_steps = is_chunked(steps.differing[0])
+    cases = [case for case in steps.cases if takes_single_steps or not is_chunked(case)]
+    call = steps.recorded()
+    if takes_single_steps and any("is_causal" in each.at.source for each in call.operations):
+        return None
+    pool = [each for each in MISTAKES if each.shown_by == "steps"]
+    return diagnosis.explained_by_more(Trial(diagnosis.candidate, cases, call, pool))
+
+
+class _Judgement(NamedTuple):
+    """Whether steps are right, None where that is left to the caller; what they give; and a note
+    for callers.
+    """
+
+    ok: bool | None
+    reason: str
+    note: str = ""
+
+
+def _judged(steps: Steps, *, is_named: bool) -> _Judgement:
+    """The judgement of steps. If steps of one token do not differ, later ones of several tokens
+    that are refused, or whose mistake is not named, are left to the caller.
     """
     single = "token by token, after a prefill"
     same = "the same as in one call"
+    chunk = "a later step of several tokens with the cache"
     if not steps.differing:
         if any(map(is_chunked, steps.cases)):
-            return True, f"{single}, in chunks: {same}"
-        diagnosis.notes.append(f"not examined: {_LATER_CHUNK}, which raises an error")
-        return True, f"{single}: {same}"
-    takes_single_steps = is_chunked(steps.differing[0])
-    judged = [case for case in steps.cases if takes_single_steps or not is_chunked(case)]
-    call = steps.recorded()
-    is_of_torch = any("is_causal" in operation.at.source for operation in call.operations)
-    pool = [each for each in MISTAKES if each.shown_by == "steps"]
-    if takes_single_steps and is_of_torch:
-        pool = []
-    is_named = diagnosis.candidate is not None and diagnosis.find(
-        Trial(diagnosis.candidate, judged, call, pool)
-    )
-    if takes_single_steps and not is_named:
-        diagnosis.notes.append(
-            f"{_LATER_CHUNK} gives another output than one call: give one token at a time"
-        )
-        return None, f"{single}: {same}; later chunks differ"
-    return False, f"{steps.differing[0].name} give other outputs than one call"
+            return _Judgement(True, f"{single}, in chunks: {same}")
+        note = f"not examined: {chunk}, which raises an error"
+        return _Judgement(True, f"{single}: {same}", note)
+    first = steps.differing[0]
+    if is_chunked(first) and not is_named:
+        note = f"{chunk} gives another output than one call: give one token at a time"
+        return _Judgement(None, f"{single}: {same}; later chunks differ", note)
+    return _Judgement(False, f"{first.name} give other outputs than one call")

@@ -64,6 +64,7 @@ from .probes import (
     within_block,
 )
 from .result import (
+    NOT_TRIED,
     AttentionInside,
     Behaviour,
     CheckRequest,
@@ -228,7 +229,7 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     passes = Passes(model, request.seed, requested=request.length)
     intent = Intent(claim, packed=request.packed)
     tester = BehaviourTester(passes, intent, tests_stated(request))
-    parts = _ask(tester, claimed=is_claimed_causal(built.module))
+    parts = _ask(tester, is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
     if stated_causal(request) and model.attention.is_pooled and report.verdict != "wrong":
@@ -325,9 +326,9 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     tester.results |= {answer.name: answer for answer in report.behaviour}
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
         tester.results["prefix"] = Behaviour(
-            name="prefix", ok=None, reason=f"not tried: {NO_ATTENTION}"
+            name="prefix", ok=None, reason=f"{NOT_TRIED}{NO_ATTENTION}"
         )
-    parts = _ask(tester)
+    parts = _ask(tester, None)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)
     # a causal model that has nothing to compare, such as one of convolutions
@@ -535,21 +536,26 @@ ModulesByClass = Mapping[type, Mapping[str, nn.Module]]
 """Modules by class and name."""
 
 
-def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByClass | None:
-    """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class
-    and name, None if the model itself does. Where nothing states if tokens may see later ones, an
-    attention that hides them does, else what is `claimed`.
+class _Inside(NamedTuple):
+    """The modules that compute attention weights in a pass of a model, by class and name, and of
+    each of their calls that reads the text itself whether it hides later tokens.
     """
-    passes = tester.passes
-    module = tester.passes.module
+
+    modules: ModulesByClass
+    hide_later: Sequence[bool]
+
+
+def _attention_inside(passes: Passes) -> _Inside:
+    """The attention in a pass over a text, which is a short one for a large model."""
     modules = passes.attention.built.parts
     found = dict[type, dict[str, nn.Module]]()
     hide_later = list[bool]()
-    text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
+    text = passes.texts[-1] if _n_parameters(passes.module) > _SMALL else passes.text
 
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
-        while name and not any(True for _ in modules[name].parameters()):
+        # what holds the weights of the attention stands for it, not a part without any
+        while name and not [*modules[name].parameters()]:
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
@@ -557,22 +563,31 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         if q_len == k_len > 1 and is_of_text and call.unreadable is None:
             hide_later.append(not cells_of(call).expand(-1, -1, q_len, k_len).triu(1).any())
 
-    if module is not None:
+    if passes.module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise
         # anything
-        with suppress(OutOfTime, *NO_ANSWER), captured(module, take, anywhere=True):
+        with suppress(OutOfTime, *NO_ANSWER), captured(passes.module, take, anywhere=True):
             passes.run_pass(text)
+    return _Inside(found, hide_later)
+
+
+def _ask(tester: BehaviourTester, claimed: bool | None) -> ModulesByClass | None:
+    """Asks all behaviours, and gives the modules that compute attention weights, None if the model
+    itself does. Where nothing states if tokens may see later ones, an attention that hides them
+    does, else what is `claimed`.
+    """
+    inside = _attention_inside(tester.passes)
     if tester.intent.is_causal is None:
-        hides_somewhere = any(hide_later)
-        hides_everywhere = all(hide_later)
+        hides_somewhere = any(inside.hide_later)
         # attentions that hide later tokens beside others that do not are those of a decoder: the
         # others see them by mistake, or read a memory of the same length
-        is_decoder = hides_somewhere and not hides_everywhere
+        is_decoder = hides_somewhere and not all(inside.hide_later)
         tester.intent = tester.intent._replace(
             is_causal=True if is_decoder else claimed, hides_later=hides_somewhere
         )
     tester.test()
-    return None if any("" in named for named in found.values()) else found
+    is_itself = any("" in named for named in inside.modules.values())
+    return None if is_itself else inside.modules
 
 
 class ClassReport(NamedTuple):
@@ -584,6 +599,13 @@ class ClassReport(NamedTuple):
     compared: Compared | None
     findings: tuple[Finding, ...]
     is_over: bool
+
+
+def _not_decided(
+    cls: type, names: tuple[str, ...], reason: str, *, is_over: bool = False
+) -> ClassReport:
+    """The report on modules of a class of which nothing was found out."""
+    return ClassReport(AttentionInside(cls.__name__, names, "unknown", reason), None, (), is_over)
 
 
 def _compare_inside(
@@ -638,11 +660,9 @@ def _of_alike(
     try:
         reports = [_compared(*mode) for mode in _alone(named[names[-1]], request, stage)]
     except OutOfTime as over:
-        inside = AttentionInside(cls.__name__, names, "unknown", str(over))
-        return ClassReport(inside, None, (), is_over=True)
+        return _not_decided(cls, names, str(over), is_over=True)
     except NO_ANSWER as failure:
-        inside = AttentionInside(cls.__name__, names, "unknown", reason_of(failure))
-        return ClassReport(inside, None, (), is_over=False)
+        return _not_decided(cls, names, reason_of(failure))
     report = combined(reports)
     inside = AttentionInside(cls.__name__, names, report.verdict, report.reason or "")
     compared = report.compared if report.verdict == "right" else None
@@ -665,11 +685,12 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
     output of another: kernels and compiled code show no attention weights. Raises `OutOfTime`.
     """
     found = dict[type, dict[str, nn.Module]]()
-    inner = ""
+    inner = ""  # the last one that was taken
     parts = [*passes.attention.built.parts.items()]
     for name, part in reversed(parts[1:]):  # parts before what holds them
         if not is_of_torch(part) and _n_parameters(part) and not inner.startswith(f"{name}."):
-            found.setdefault(type(part), {})[name], inner = part, name
+            found.setdefault(type(part), {})[name] = part
+            inner = name
     calls = passes.run_pass(passes.text)[0].parts() if found else {}
     for cls, every in reversed(found.items()):
         named = dict(reversed(every.items()))
@@ -686,8 +707,7 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
             yield from _of_class(cls, named, request, stage)
         elif subjects:
             reason = "by itself it gives other outputs than in the model"
-            inside = AttentionInside(cls.__name__, tuple(named), "unknown", reason)
-            yield ClassReport(inside, None, (), is_over=False)
+            yield _not_decided(cls, tuple(named), reason)
 
 
 def _attends(subject: UserAttention, request: CheckRequest) -> bool:
@@ -792,7 +812,8 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
         trace = f"mha trace {shlex.quote(report.target)}"
         return replace(report, verdict="unknown", reason=NO_ATTENTION, next_steps=(trace, *others))
-    departure, unclear = None, diagnosis.unexplained
+    departure = None
+    unclear = diagnosis.unexplained
     if likeliest is not None:
         departure = sites_in(diagnosis.call, likeliest.layer).first_difference()
         if diagnosis.candidate is None and likeliest.reading is not None:

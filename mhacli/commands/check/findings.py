@@ -85,7 +85,9 @@ class Proposal(NamedTuple):
 
 def _tried(proposals: Sequence[Proposal], holds: Callable[[], bool]) -> list[Finding]:
     """The findings with the first code for all of them together with which a comparison `holds`,
-    else with words: where none does, and where none can be tried, as in a constructor.
+    else with words: where none does, and where none can be tried, as in a constructor. At each
+    attempt every line has its next form, and where its forms are over the first one in its next
+    place.
     """
     found = [proposal.finding for proposal in proposals]
     outcome = None
@@ -161,8 +163,9 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
     """A finding for each mistake of the layer that gives the outputs, with code that may be
     right.
     """
-    for mistake, (error, trial) in diagnosis.proofs.items():
-        numbers, fields = _proof(error, trial.cases)
+    for mistake, proof in diagnosis.proofs.items():
+        trial = proof.trial
+        numbers, fields = _proof(proof.error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
         line = _line_of(mistake, trial, sites, diagnosis.subject.built)
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)

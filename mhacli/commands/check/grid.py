@@ -118,59 +118,79 @@ class Cell(NamedTuple):
 # ------------------------------------------------------------------------------------------- sizes
 
 
-def _of_function(longest: int) -> list[Shape]:
-    """The shapes of a function, each with a reason: the longest, one token, whole and broken tiles,
-    more queries or keys, groups of kv heads, many heads, batches, other widths. The first ones show
-    the most.
+_ANY = 4096
+"""More tokens than any call has: in a shape, those of the longest one."""
+_OF_FUNCTION = (
+    Shape(1, _ANY, _ANY, 1, 1, 64, 64),  # the longest, also whether its positions suffice
+    Shape(2, 7, 7, 2, 2, 8, 8),  # the least that has texts, heads and an odd length
+    Shape(4, 48, 48, 1, 1, 16, 16),  # several texts, in tiles of 16
+    Shape(1, 65, 65, 1, 1, 24, 24),  # a tile of 64 and one key, and a width that is no power of 2
+    Shape(1, 5, 40, 2, 2, 16, 16),  # more keys than queries
+    Shape(1, 40, 5, 2, 2, 16, 16),  # more queries than keys
+    Shape(1, 64, 64, 2, 1, 16, 16),  # heads that share keys
+    Shape(1, 33, 33, 2, 2, 16, 24),  # values of another width
+    Shape(1, 1, 1, 2, 2, 8, 8),  # one token
+    Shape(2, 64, 64, 2, 2, 16, 16),  # a whole tile
+    Shape(1, 127, 127, 2, 2, 32, 32),  # a tile of 128 but one key
+    Shape(1, 1, 130, 1, 1, 16, 16),  # one query of a long text, as behind a cache
+    Shape(1, 70, 70, 6, 2, 24, 24),  # groups of three heads
+    Shape(3, 33, 33, 11, 11, 8, 8),  # many heads, in a number that no power of 2 divides
+    Shape(1, 40, 40, 2, 2, 80, 80),  # a width between powers of 2
+    Shape(1, 33, 33, 1, 1, 128, 128),  # a large width
+    Shape(1, 256, 256, 1, 1, 16, 16),  # whole tiles of every size
+)
+"""The shapes of a function, each for a reason. What shows most comes first:
+Triton's interpreter takes the first ones alone, and the budget ends the list."""
+_OF_LAYER = (
+    Shape(1, _ANY, _ANY),  # the longest
+    Shape(2, 7, 7),  # several texts of an odd length
+    Shape(1, 1, 1),  # one token
+    Shape(1, 64, 64),  # a whole tile
+    Shape(3, 65, 65),  # a tile and one key
+    Shape(4, 33, 33),  # a tile of 32 and one key, in several texts
+    Shape(1, 127, 127),  # a tile of 128 but one key
+    Shape(1, 256, 256),  # whole tiles of every size
+)
+"""Those of a class, whose heads and widths its arguments fix, in the same order."""
+_WITH_CONTEXT = (
+    Shape(2, 5, 40),  # more keys than queries
+    Shape(1, 40, 5),  # more queries than keys
+    Shape(1, 1, 130),  # one query of a long text
+)
+"""Those of a class whose keys may be of another text, behind the others."""
+
+
+def _shapes_to_try(subject: UserAttention, longest: int) -> list[Shape]:
+    """The shapes of a subject before anything excludes some. No text is longer than the longest;
+    queries that an attention learned keep their number.
     """
-    whole = min(256, longest)
+    has_own = subject.has_own_queries
+    shapes = [*(_OF_FUNCTION if subject.is_function else _OF_LAYER)]
+    if subject.takes_context and not (subject.is_function or has_own):
+        shapes += _WITH_CONTEXT
     return [
-        Shape(1, longest, longest, 1, 1, 64, 64),
-        Shape(2, 7, 7, 2, 2, 8, 8),
-        Shape(4, 48, 48, 1, 1, 16, 16),
-        Shape(1, 65, 65, 1, 1, 24, 24),
-        Shape(1, 5, 40, 2, 2, 16, 16),
-        Shape(1, 40, 5, 2, 2, 16, 16),
-        Shape(1, 64, 64, 2, 1, 16, 16),
-        Shape(1, 33, 33, 2, 2, 16, 24),
-        Shape(1, 1, 1, 2, 2, 8, 8),
-        Shape(2, 64, 64, 2, 2, 16, 16),
-        Shape(1, 127, 127, 2, 2, 32, 32),
-        Shape(1, 1, 130, 1, 1, 16, 16),
-        Shape(1, 70, 70, 6, 2, 24, 24),
-        Shape(3, 33, 33, 11, 11, 8, 8),
-        Shape(1, 40, 40, 2, 2, 80, 80),
-        Shape(1, 33, 33, 1, 1, 128, 128),
-        Shape(1, whole, whole, 1, 1, 16, 16),
+        shape._replace(
+            q_len=subject.sizes.q_len if has_own else min(shape.q_len, longest),
+            k_len=min(shape.k_len, longest),
+        )
+        for shape in shapes
     ]
-
-
-def _of_layer(longest: int, subject: UserAttention) -> list[Shape]:
-    """The shapes of a class, whose heads and widths its arguments fix."""
-    lengths = [(1, longest), (2, 7), (1, 1), (1, 64), (3, 65), (4, 33), (1, 127)]
-    lengths.append((1, min(256, longest)))
-    if subject.has_own_queries:
-        return [Shape(batch, subject.sizes.q_len, length) for batch, length in lengths]
-    shapes = [Shape(batch, length, length) for batch, length in lengths]
-    if subject.takes_context:
-        shapes += [Shape(2, 5, 40), Shape(1, 40, 5), Shape(1, 1, 130)]
-    return shapes
 
 
 def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None) -> list[Shape]:
     """The shapes in which a subject is called, up to the stated or the usual longest: those that
-    its arguments leave open, as far as their work fits into the budget.
+    its arguments leave open, as far as their work fits into the budget. Their order decides which
+    are left out for their number or their work.
     """
     sizes = subject.sizes
     is_slow = subject.built.is_interpreted
     most, usual = _INTERPRETED if subject.is_function else _INTERPRETED_LAYER
-    longest = longest or (usual if is_slow else LONGEST)
-    if not subject.is_resizable:
-        shapes = [Shape(sizes.batch, sizes.q_len, sizes.k_len)]
-    elif subject.is_function:
-        shapes = [_in_its_widths(shape, subject, layer) for shape in _of_function(longest)]
+    if subject.is_resizable:
+        shapes = _shapes_to_try(subject, longest or (usual if is_slow else LONGEST))
+        if subject.is_function:
+            shapes = [_in_its_widths(shape, subject, layer) for shape in shapes]
     else:
-        shapes = _of_layer(longest, subject)
+        shapes = [Shape(sizes.batch, sizes.q_len, sizes.k_len)]
     if is_slow:
         shapes = shapes[:most]
     if not subject.takes_context and not {"part", "token"}.isdisjoint(subject.axes):
@@ -198,7 +218,9 @@ def _in_its_widths(shape: Shape, subject: UserAttention, layer: ReferenceLayer) 
 
 
 def within_budget(shapes: Iterable[Shape], layer: ReferenceLayer, budget: float) -> list[Shape]:
-    """The shapes whose work fits into a budget, the first ones first."""
+    """The shapes whose work fits into a budget: each takes of it what those before it left, and one
+    that is too large is left out, not those behind it.
+    """
     taken = []
     for shape in shapes:
         work = _work(shape, layer)

@@ -105,7 +105,7 @@ class LayerSites:
             self._producer(each)
             for each in (site, *SITES[SITES.index(site.removesuffix("_split")) :])
         )
-        return next((operation for operation in later if operation is not None), None)
+        return next(filter(None, later), None)
 
     def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
         """The line of a mistake: the first that matches a pattern, before others one that leads to

@@ -197,7 +197,8 @@ def _of_blocks(mask: Any) -> MaskCells:
     """The cells that a block mask lets through, and the mistake in blocks that do not agree with
     its function: a full block is not looked into, and a block that is left out is not computed.
     """
-    (q_len, k_len), sizes = mask.seq_lengths, mask.BLOCK_SIZE
+    q_len, k_len = mask.seq_lengths
+    sizes = mask.BLOCK_SIZE
     shape = (*mask.kv_num_blocks.shape[:2], q_len, k_len)
     if math.prod(shape) > _MOST_CELLS:
         raise Unreadable(f"it has {math.prod(shape):,} cells")
@@ -232,7 +233,7 @@ def _in_blocks(
 
 def _compared_by_text(stated: Tensor, measured: Tensor) -> list[Compared]:
     """The comparison for each text, or for all where they are alike."""
-    is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
+    is_alike = all((each == each[:1]).all() for each in (stated, measured))
     first = measured.shape[-1] - measured.shape[-2]
     return [
         Compared("" if is_alike else f"text {n}: ", None, *pair, first, counts_all=True)

@@ -35,7 +35,8 @@ class _Decoder(NamedTuple):
 def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether the memory of a text, what an encoder gives or reads, changes its outputs and no
     other's, and leaves it an output for each of its own tokens. A memory of another length may be
-    refused.
+    refused. A failure that explains others is asked for first: queries of the memory, then outputs
+    of the memory, then those of another text, and last a memory that changes nothing.
     """
     decoder = _decoder(passes)
     if decoder is None:
@@ -78,6 +79,7 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
 
 
 def _wrong(passes: Passes, reason: str, largest: float = 0.0) -> Observed:
+    """The answer for a memory that is read wrongly."""
     evidence = f"two texts of {_LENGTH} tokens, each beside a memory: {reason}"
     return seen(passes, False, reason, largest, evidence=evidence)
 

@@ -12,7 +12,7 @@ from mhacli.usercode.door import UserRaised
 from mhacli.usercode.limits import OutOfTime
 
 from .passes import PassDifference, Passes, largest_of
-from .result import AttentionInside, Behaviour, Place, Tried
+from .result import NOT_TRIED, AttentionInside, Behaviour, Place, Tried
 from .sees import Seeing
 
 
@@ -94,7 +94,7 @@ def seen(
 
 def not_tried(passes: Passes, reason: str, **fields: Any) -> Observed:
     """A behaviour that was not tried, for a reason; `fields` are others of what was observed."""
-    return seen(passes, None, f"not tried: {reason}", draws=0, **fields)
+    return seen(passes, None, f"{NOT_TRIED}{reason}", draws=0, **fields)
 
 
 def compared(

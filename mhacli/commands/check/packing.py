@@ -170,31 +170,44 @@ def _with_cache(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
         yield way._replace(made=made, cache=f"{switch.name}{words}")
 
 
+# What tells documents apart: each function makes an argument for documents of these `lengths`, one
+# behind another in a row, and for `n_rows` equal rows. What stands before these two is fixed by
+# `partial`, so that the rest is a `Maker`.
+
+
 def _numbers(first: int, lengths: Sequence[int], n_rows: int) -> Tensor:
+    """The number of each token's document, counted from `first`: from 1, `1 1 1 2 2`."""
     numbers = torch.arange(first, first + len(lengths))
     return numbers.repeat_interleave(torch.tensor(lengths)).expand(n_rows, -1)
 
 
 def _places(first: int, lengths: Sequence[int], n_rows: int) -> Tensor:
+    """The position of each token in its document, counted from `first`: from 0, `0 1 2 0 1`."""
     return torch.cat([torch.arange(first, first + n) for n in lengths]).expand(n_rows, -1)
 
 
 def _ends(is_behind: bool, lengths: Sequence[int], _: int) -> Tensor:
+    """Where documents start in a row, and the last one ends: `0 3 5`; if it `is_behind` another
+    text of one token, `0 1 4 6`.
+    """
     return torch.tensor(
         [0, *accumulate([1, *lengths] if is_behind else lengths)], dtype=torch.int32
     )
 
 
 def _ones(form: MaskForm, lengths: Sequence[int], n_rows: int) -> Tensor:
+    """A mask of a form that hides no token."""
     n = sum(lengths)
     return mask_in(form, None, torch.ones(n_rows, n).bool(), CallSizes(n_rows, n, n))
 
 
 def _block(form: MaskForm, causal: bool, lengths: Sequence[int], n_rows: int) -> Tensor:
+    """A mask of a form in which a query sees the keys of its document, if `causal` up to itself."""
     numbers = _numbers(0, lengths, 1)
     n = sum(lengths)
     allowed = (numbers.mT == numbers)[None, None]
-    allowed = allowed.tril() if causal else allowed
+    if causal:
+        allowed = allowed.tril()
     return mask_in(form, allowed, None, CallSizes(n_rows, n, n))
 
 
@@ -318,7 +331,10 @@ def _untold(model: TextModel) -> str:
 def _measured(
     passes: Passes, lengths: Sequence[int], alone: list[PassOutput], way: Way
 ) -> _Measured:
-    """What a way gives; `alone` keeps what documents alone give in a plain call."""
+    """What a way gives. `alone` is the list in which the first way that needs it keeps what
+    documents alone give in a plain call, which is the same for all ways. Other documents are alone
+    only where those in the row are isolated, else the answer is known.
+    """
     n = sum(lengths)
     ends = [*accumulate(lengths)]
     spans = [slice(end - size, end) for end, size in zip(ends, lengths, strict=True)]

@@ -168,9 +168,10 @@ class Passes:
             self.texts = texts
             self.first_pass = self.run_pass(texts[0])[0]
         else:
-            self._read_longest(requested)
+            self.texts, self.first_pass = self._longest_texts(requested)
+        self.n_passes = 1  # lengths that do not work are not counted
         self.text = self.texts[0]
-        self.length = len(self.texts[0])
+        self.length = len(self.text)
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
@@ -186,45 +187,59 @@ class Passes:
             moved = finite(shaken.largest) or 0.0
             self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.precision, 8) * moved)
 
-    def _read_longest(self, requested: int | None) -> None:
-        """Draws the texts, and reads the first, half as long again and again until one works where
-        no length is requested.
+    def _longest_texts(self, requested: int | None) -> tuple[list[Tensor], PassOutput]:
+        """Random texts, of which the first is as long as possible and the second shorter, and what
+        a pass over the first gives. Raises `MhaError` for a requested length that is too long, and
+        else what the last length raised if none works.
+        """
+        lengths = self._lengths_to_try(requested)
+        tried = list[Attempt]()  # beyond the model's positions its code may raise anything
+        read = first_that_works(lengths, self._read, tried.append)
+        if read is None:
+            failure = tried[-1].failure
+            raise failure if requested is None else self._too_long(lengths[0], failure)
+        text, output = read
+        length = len(text)
+        shorter = max(1, length // _TIMES_SHORTER) if self.attention.is_resizable else length
+        return [text, self.model.draw(self.seed + 1, shorter)], output
+
+    def _lengths_to_try(self, requested: int | None) -> list[int]:
+        """The lengths of the first text, in the order in which they are tried: the only one that
+        the call takes, or the requested one alone; else the usual one, half of it again and again
+        for models of fewer positions, and last the length at which the call was found.
         """
         attention = self.attention
-        if requested in (LENGTH, LENGTH + 1):  # the defaults, of a model and of an attention
-            requested = None
-        fixed = (requested or 0) if attention.is_resizable else attention.sizes.q_len
-        longest = _LENGTH_INTERPRETED if attention.built.is_interpreted else LENGTH
-        lengths = [fixed] if fixed else [*(longest >> n for n in range(6)), attention.sizes.q_len]
+        own = attention.sizes.q_len
+        if not attention.is_resizable:
+            return [own]
+        if requested is not None:
+            return [requested]
+        usual = _LENGTH_INTERPRETED if attention.built.is_interpreted else LENGTH
+        return [*(usual >> n for n in range(6)), own]
 
-        def read(length: int) -> tuple[Tensor, PassOutput]:
-            text = self.model.draw(self.seed, length)
-            if text.device.type != "cpu":
-                self.run_pass(text, within=_KnownRows)
-            return text, self.run_pass(text)[0]
+    def _read(self, length: int) -> tuple[Tensor, PassOutput]:
+        """A random text of a length, and what a pass over it gives. Raises where it is too long,
+        also on a GPU, on which a read beyond a table would end the process.
+        """
+        text = self.model.draw(self.seed, length)
+        if text.device.type != "cpu":
+            self.run_pass(text, within=_KnownRows)
+        return text, self.run_pass(text)[0]
 
-        tried = list[Attempt]()  # beyond the model's positions its code may raise anything
-        found = first_that_works(lengths, read, tried.append)
-        if found is None:
-            raise self._too_long(fixed, read, tried[-1]) if requested else tried[-1].failure
-        (text, self.first_pass), length = found, len(found[0])
-        self.n_passes = 1  # of those that tell something
-        shorter = max(1, length // _TIMES_SHORTER) if attention.is_resizable else length
-        self.texts = [text, self.model.draw(self.seed + 1, shorter)]
-
-    def _too_long(self, requested: int, read: Callable[[int], object], tried: Attempt) -> Exception:
-        """The error for a length that cannot be read: it names the longest that can, if one can."""
+    def _too_long(self, requested: int, failure: Exception) -> Exception:
+        """The error for a length that cannot be read: it names the longest that can, or is the
+        failure itself if none can.
+        """
 
         def fails(length: int) -> bool:
-            return first_that_works([length], read) is None
+            return first_that_works([length], self._read) is None
 
+        # the lengths that work come first, so that the place of the first that fails counts them
         longest = bisect_left(range(1, requested), True, key=fails)
-        failure = tried.failure
-        name = self.attention.built.name
         if not longest:
             return failure
         return MhaError(
-            f"{name} reads no text of {requested} tokens: {failure}",
+            f"{self.attention.built.name} reads no text of {requested} tokens: {failure}",
             hint=f"--length {longest} is the longest that it reads",
         )
 

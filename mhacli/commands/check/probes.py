@@ -246,8 +246,9 @@ def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
 
 
 def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
-    """Whether the same input gives the same output in eval mode, at once and after another input,
-    with more dropout if there is any.
+    """Adds the evidence that the same input gives another output in eval mode, at once or after
+    another input, with more dropout if there is any. Where code keeps state, what is probed from
+    then on is a copy for each call.
     """
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
     subject = probed.subject
@@ -271,7 +272,8 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
     except NO_ANSWER as failure:  # a later call fails
         unused(other)  # raises where this input fails in a first call too
         how = f"the first call works, a later one with the same input raises {failure!s:.200}"
-    probed.evidence["state-kept-between-calls"], probed.subject = how, unused
+    probed.evidence["state-kept-between-calls"] = how
+    probed.subject = unused
 
 
 # ------------------------------------------------------------------------------------- visible keys
@@ -387,6 +389,8 @@ LARGE_TOLERANCE = 1e-2
 LARGE = 1000.0
 """Inputs times this make scores a million times as large; a number that stands for −∞ must be lower
 still."""
+LARGE_SCORES = "scores × 1,000,000"
+"""A case of such inputs, as reports name it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -536,7 +540,7 @@ def large_case(subject: UserAttention, case: InputCase) -> InputCase:
         large = large._replace(
             allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None]
         )
-    return make_case("scores × 1,000,000", subject, large, case.form, rounding=LARGE_TOLERANCE)
+    return make_case(LARGE_SCORES, subject, large, case.form, rounding=LARGE_TOLERANCE)
 
 
 # ----------------------------------------------------------------------------------- random weights

@@ -65,7 +65,10 @@ CODES: Mapping[str, str] = {
 """The behaviours in the order in which they are shown, and the code of a failure, whose words stand
 in record/glossary.toml; none where all is a matter of choice. The last three are asked of
 checkpoints."""
+NOT_TRIED = "not tried: "
+"""What `reason` begins with in the document of a behaviour for which no pass was made."""
 IMPLIED = "fails, which implies this"
+"""What it ends with where the failure of another one implies its own, whose name is before it."""
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 
@@ -337,7 +340,7 @@ class Finding:
     @property
     def at(self) -> str:
         """Its line, in brackets behind a blank; nothing where none is known."""
-        return "" if self.file is None else f" ({place(self.file, self.line)})"
+        return "" if self.file is None else f" ({line_in_words(self.file, self.line)})"
 
     @property
     def in_words(self) -> str:
@@ -394,8 +397,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Behaviour:
-    """A behaviour of a model as a whole. `ok` is None where it was not tried; `reason` says why, or
-    what was seen. `largest` is the largest difference, relative to the usual size of an output, and
+    """A behaviour of a model as a whole. `ok` is None where it was not tried, or where what was
+    seen is no matter of right and wrong. `reason` says what was seen, or behind `NOT_TRIED` why it
+    was not tried: the document has no other field for it, and only the properties below read it.
+    `largest` is the largest difference, relative to the usual size of an output, and
     `tolerance` what rounding explains.
     """
 
@@ -410,12 +415,17 @@ class Behaviour:
     @property
     def was_omitted(self) -> bool:
         """Whether no pass was made for it."""
-        return self.ok is None and self.reason.startswith("not tried: ")
+        return self.ok is None and self.reason.startswith(NOT_TRIED)
+
+    @property
+    def why_untried(self) -> str:
+        """Why no pass was made for it; empty where one was."""
+        return self.reason.removeprefix(NOT_TRIED) if self.was_omitted else ""
 
     @property
     def is_implied(self) -> bool:
         """Whether it was not tried because the failure of another one implies its own."""
-        return self.was_omitted and self.reason.endswith(IMPLIED)
+        return self.why_untried.endswith(IMPLIED)
 
 
 class SeenCells(Struct, frozen=True):
@@ -791,6 +801,6 @@ class Examinations(Shown):
         return {**named, "reports": reports}
 
 
-def place(file: str, line: int | None) -> str:
+def line_in_words(file: str, line: int | None) -> str:
     """A line of a file, by its path from the working directory."""
     return shown_path(file) if line is None else f"{shown_path(file)}:{line}"

@@ -109,6 +109,9 @@ class Statement:
         return cells[0].expand(-1, q_len, k_len)
 
     def _of_predicate(self, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        """The cells that the user's predicate gives, `[1, 1 or head, query, key]`. Raises
+        `UsageError` for what it raises, and for anything but a bool tensor of these places.
+        """
         assert self.predicate is not None
         try:
             cells = call_user(self.predicate, q_idx, k_idx)
@@ -251,6 +254,7 @@ class Text:
         return Reach(*(reduce(torch.bitwise_or, planes) for planes in zip(*found, strict=True)))
 
     def _inputs(self, drawer: InputDrawer) -> Inputs:
+        """A random text, with a context where queries and keys differ in number."""
         has_context = self.q_len != self.k_len
         inputs = drawer.inputs(
             with_context=has_context, q_len=self.q_len, k_len=self.k_len, batch=1
@@ -282,6 +286,7 @@ class Text:
         return out if out.ndim == 4 else out[:, None]
 
     def _tolerance(self, out: Tensor) -> float:
+        """How far an output may move that does not see the token: as given, else by its dtype."""
         return TOLERANCES[dtype_name(out.dtype)].runs if self.tolerance is None else self.tolerance
 
     def shown(self) -> list[Shown]:
@@ -290,6 +295,7 @@ class Text:
         module = self.subject.module
 
         def take(call: Call) -> None:
+            """Keeps the cells of an attention over the whole text, from all texts together."""
             lengths = call.shape[2:]
             if lengths != (self.q_len, self.k_len) or call.kind not in ("self", "decoder"):
                 return
@@ -371,7 +377,7 @@ class Compared:
         """The matrices, one for all heads where they agree."""
         n_heads = max(len(self.stated), len(self.measured))
         stated, measured = (e.expand(n_heads, -1, -1) for e in (self.stated, self.measured))
-        is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
+        is_alike = all((each == each[:1]).all() for each in (stated, measured))
         is_long = measured.shape[-1] > _LONGEST_DRAWN
         if is_long:
             return
@@ -420,22 +426,25 @@ def seeing_of(every: Sequence[Compared], words: str) -> Seeing:
 
 
 def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
-    """Wrong cells in words: the first, how many, and which, by head where heads differ."""
-    n_heads = len(cells)
-    is_alike = torch.equal(cells, cells[:1].expand_as(cells))
-    of_head = {n: cells[n] for n in range(1 if is_alike else n_heads) if cells[n].any()}
+    """Wrong cells in words: the first, and where there are more, how many and which, by head where
+    heads differ: `query 4 of head 1 sees key 5 (2 cells: head 1: query 4: keys 5, 7)`.
+    """
+    is_alike = (cells == cells[:1]).all()
+    cells = cells[:1] if is_alike else cells
+    head, query, key = cells.nonzero()[0].tolist()
+    who = f"query {query + compared.first}" + ("" if is_alike else f" of head {head}")
+    first = f"{who} {verb} key {key}"
+    n_cells = int(cells.sum())
+    if n_cells == 1:
+        return first
     groups = [
-        (f"head {n}: " if not is_alike else "") + group
-        for n, each in of_head.items()
+        group if is_alike else f"head {n}: {group}"
+        for n, each in enumerate(cells)
         for group in _groups(each, compared.first)
     ]
-    head = next(iter(of_head))
-    query, key = of_head[head].nonzero()[0].tolist()
-    who = f"query {query + compared.first}" + ("" if is_alike else f" of head {head}")
-    n_cells = sum(int(each.sum()) for each in of_head.values())
-    rest = f", and {len(groups) - _MOST_GROUPS} more rows" if len(groups) > _MOST_GROUPS else ""
-    every = f" ({n_cells} cells: {'; '.join(groups[:_MOST_GROUPS])}{rest})"
-    return f"{who} {verb} key {key}" + (every if n_cells > 1 else "")
+    n_more = len(groups) - _MOST_GROUPS
+    rest = f", and {n_more} more rows" if n_more > 0 else ""
+    return f"{first} ({n_cells} cells: {'; '.join(groups[:_MOST_GROUPS])}{rest})"
 
 
 def _groups(cells: Cells, first: int) -> Iterator[str]:

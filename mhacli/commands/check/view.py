@@ -24,7 +24,7 @@ from .result import (
     Finding,
     FirstDifference,
     OutputComparison,
-    place,
+    line_in_words,
 )
 
 _LABEL = 9
@@ -102,7 +102,10 @@ def _finding(finding: Finding) -> Iterator[Line]:
     if finding.source:
         yield "found", _text(finding.source.strip(), "red")
     if finding.file is not None:
-        yield "" if finding.source else "found", _text(place(finding.file, finding.line), "dim")
+        yield (
+            "" if finding.source else "found",
+            _text(line_in_words(finding.file, finding.line), "dim"),
+        )
     if finding.fix:
         yield "fix", _text(finding.fix, "green")
     if finding.effect:
@@ -219,7 +222,7 @@ def _difference(
     for target, file, line, source in lines:
         at = f"{target}  in library code"
         if file is not None:
-            at = f"{place(file, line)}  {source.strip()}"
+            at = f"{line_in_words(file, line)}  {source.strip()}"
         yield "", _text(at, "dim")
 
 

@@ -70,6 +70,8 @@ def diff(
     result: RecordDiff | ModelDiff
     steps: Callable[[], Iterable[NextStep]]
     if set(kinds) <= {"record", "tensors"}:
+        if axes is not None and "tensors" not in kinds:
+            note("--axes changes nothing without weights of attention")
         from .records import compare_records
         from .steps import steps_of_records
         from .view import record_view, require_layers

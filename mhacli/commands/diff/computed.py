@@ -159,7 +159,7 @@ def compute(
     names = {
         name
         for name, module in model.named_modules()
-        if name in mapped or is_norm(module) or any(True for _ in module.parameters())
+        if name in mapped or is_norm(module) or [*module.parameters()]
     }
 
     def add(event: Event, value: Tensor | Call) -> None:

@@ -35,6 +35,8 @@ class Relative(NamedTuple):
 class Deviation:
     """How far two arrays of a `shape` are apart: the squares of the difference and of the first
     array, for each head if the second of four axes is that of heads; and the largest difference.
+    `add` fills it with all numbers in turn, of one head at a time: of `n_of_head` numbers each, and
+    of the whole array where there are no heads.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -46,9 +48,12 @@ class Deviation:
         self.at: tuple[int, ...] | None = None
         """The place of the largest difference."""
 
-    def add(self, start: int, a: Tensor, b: Tensor) -> None:
-        """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their
-        last columns.
+    def add(self, head: int, offset: int, a: Tensor, b: Tensor) -> None:
+        """Adds numbers of the two arrays that follow each other in one head, from `offset` on in
+        it; rows may lack their last columns. The heads of all texts are counted on.
+
+        Numbers that are the same on both sides, such as −∞, do not differ. Any other one that is
+        not finite is infinitely far apart, and counts nothing for the size of the first array.
         """
         n_columns = a.shape[-1]
         wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
@@ -57,15 +62,16 @@ class Deviation:
         sizes = _norms(change, a)
         if not all(map(math.isfinite, sizes)):
             is_same = (a == b) | (a.isnan() & b.isnan())
-            change = change.double().masked_fill(is_same, 0.0).nan_to_num(nan=math.inf)
+            change = change.double().masked_fill(is_same, 0.0)
+            change = change.nan_to_num(math.inf, math.inf, math.inf)
             sizes = _norms(change, a.double().nan_to_num(posinf=0.0, neginf=0.0))
-        squares = self._squares[start // self.n_of_head % len(self._squares)]
+        squares = self._squares[head % len(self._squares)]
         squares[:] = [before + size * size for before, size in zip(squares, sizes, strict=True)]
         worst = max(map(abs, torch.stack(change.aminmax()).tolist())) if sizes[0] else 0.0
         if worst > self.largest:
             self.largest = worst
             row, column = divmod(int(change.abs().argmax()), n_columns)
-            index = start + row * self.shape[-1] + column
+            index = head * self.n_of_head + offset + row * self.shape[-1] + column
             self.at = tuple(map(int, np.unravel_index(index, self.shape)))
 
     @property
@@ -76,6 +82,7 @@ class Deviation:
 
 
 def _norms(*tensors: Tensor) -> list[float]:
+    """The norm of each tensor."""
     return [torch.linalg.vector_norm(tensor).item() for tensor in tensors]
 
 
@@ -101,16 +108,21 @@ def gaps_at(
 
 
 def _gap_of_tensors(a: Tensor, b: Tensor) -> Deviation:
+    """The difference of two tensors of one shape, in chunks that a cache holds."""
     gap = Deviation(tuple(a.shape))
     per_head = (tensor.detach().reshape(-1, gap.n_of_head) for tensor in (a, b))
-    for number, (x, y) in enumerate(zip(*per_head, strict=True)):
+    for head, (x, y) in enumerate(zip(*per_head, strict=True)):
         for start in range(0, gap.n_of_head, _CHUNK):
             stop = start + _CHUNK
-            gap.add(number * gap.n_of_head + start, x[start:stop].cpu(), y[start:stop].cpu())
+            gap.add(head, start, x[start:stop].cpu(), y[start:stop].cpu())
     return gap
 
 
 def _gaps_of_attentions(a: Call, b: Call, *, sampled: bool) -> dict[str, Deviation]:
+    """The differences of the scores and of the patterns of two attentions, which are made in blocks
+    of queries, because a long text has more cells than fit into memory. Scores count where both
+    sides see them; keys behind the block are left out where both hide them.
+    """
     n_texts, n_heads, n_queries, n_keys = a.shape
     scores, pattern = Deviation(a.shape), Deviation(a.shape)
     hides_later = a.causal and b.causal and n_queries == n_keys
@@ -120,11 +132,11 @@ def _gaps_of_attentions(a: Call, b: Call, *, sampled: bool) -> dict[str, Deviati
         # what is stored is on the CPU, what passes on its device
         hidden = ~(x["allowed"].cpu() & y["allowed"].cpu())
         for text, head in product(range(n_texts), range(n_heads)):
-            start = ((text * n_heads + head) * n_queries + rows.start) * n_keys
+            at = (text * n_heads + head, rows.start * n_keys)
             cells = hidden[text, min(head, hidden.shape[1] - 1)]  # heads may share a mask
             of_scores = (each["scores"][text, head].cpu() for each in (x, y))
-            scores.add(start, *(each.masked_fill_(cells, 0.0) for each in of_scores))
-            pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
+            scores.add(*at, *(each.masked_fill_(cells, 0.0) for each in of_scores))
+            pattern.add(*at, *(each["pattern"][text, head].cpu() for each in (x, y)))
     return {"scores": scores, "pattern": pattern}
 
 

@@ -4,7 +4,6 @@ width] or [batch, token, width], of the ids that the first model reads.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import torch
 from msgspec.structs import replace as changed
@@ -73,13 +72,18 @@ def _named(path: str, forms: Sequence[MapForm], names: Collection[str]) -> dict[
 
 
 def _turned(name: str, forms: Sequence[MapForm]) -> tuple[str, MapForm | None]:
-    """A name of B as one of A, and the form that says so, which is the one for most of it."""
-    known, used, n = name, None, 0
+    """A name of B as one of A, and the form that says so, which is the one for most of it. A name
+    that no form is for is the same in A.
+    """
+    known = name
+    used = None
+    n = 0  # the letters of the name that the form is for
     for form in forms:
         begin = re.escape(form.right).replace(r"\{i\}", r"(?P<i>\d+)", 1)
         match = re.match(begin.replace(r"\{i\}", "(?P=i)") + r"(?=\.|$)", name)
         if match and match.end() > n:
-            used, n = form, match.end()
+            used = form
+            n = match.end()
             known = form.left.replace("{i}", match.groupdict().get("i", "{i}")) + name[n:]
     return known, used
 
@@ -141,7 +145,7 @@ def _place(
     own: Sequence[ModelPlace],
     shape: tuple[int, ...],
     names: Collection[str],
-    taken: Collection[tuple[Any, ...]],
+    taken: Collection[ModelPlace],
 ) -> ModelPlace | None:
     """The place of a module of A, which has `own` ones: that of its queries, keys or values, or
     its output. What was only asked for by its name stands at the place of another module that gives

@@ -60,9 +60,9 @@ class ModelPlace(Located, frozen=True):
         return cls.of(_OUTSIDE, "mlp", f"{MAPPED}{name}", name)
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What it has in common with the place of another model."""
-        return *self.where.values(), self.number
+    def key(self) -> ModelPlace:
+        """What it has in common with the place of another model: all but the name of a module."""
+        return changed(self, name="")
 
     @property
     def is_mapped(self) -> bool:
@@ -127,7 +127,7 @@ class _Span:
     @property
     def has_weights(self) -> bool:
         """Whether its module has weights."""
-        return any(True for _ in self.module.parameters())
+        return bool([*self.module.parameters()])
 
 
 # ------------------------------------------------------------------------------------------- a pass
@@ -145,16 +145,22 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
     calls = list[Call]()
 
     def begin(name: str, run: int, tensor: Tensor | None) -> None:
+        """Begins a run within the one that is running; elements of lists tell what they read."""
         running.append(_Span(name, run, modules[name]))
         running[-2].items.append(running[-1])
         if is_numbered(name) and tensor is not None:
             receive(Event("in", name, run), tensor)
 
     def end() -> None:
+        """Ends the last run, whose units no attention behind it can use."""
         running.pop().units.clear()
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        name, tensor = names[id(module)], first_tensor((args, kwargs))
+        """Before a module: begins its run, and before that those of elements of lists around it,
+        which are never called themselves; others of these end.
+        """
+        name = names[id(module)]
+        tensor = first_tensor((args, kwargs))
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
             end()
         n_around = len(running[-1].name)
@@ -165,6 +171,9 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         n_runs[name] += 1
 
     def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
+        """Behind a module: ends its run, keeps its output as a unit for the attention that follows,
+        and tells it.
+        """
         while running[-1].run < 0:
             end()
         span = running[-1]
@@ -177,6 +186,9 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         receive(Event("out", span.name, span.run), tensor)
 
     def take(call: Call) -> None:
+        """Tells the sites of an attention, which uses up the units in the nearest run that has
+        some.
+        """
         units = next((span.units for span in reversed(running) if span.units), {})
         running[-1].items.append(len(calls))
         for site, name, value in _of_call(call, units):
@@ -238,7 +250,7 @@ class Pass:
         self.all_calls = calls
         self.silent = silent
         self.known = dict[Event | int, ModelPlace]()
-        self._n_places = Counter[tuple[Any, ...]]()
+        self._n_places = Counter[ModelPlace]()
         self._n_layers = Counter[Stack | None]()
         self.blocks = self._blocks(numbers)
 
@@ -262,6 +274,10 @@ class Pass:
                 self.known[event] = changed(place, name=name)
 
     def _find(self) -> None:
+        """Finds the places that the order of execution shows: up to the last block the embedding,
+        the blocks and the norms of their stacks, and behind it the final norms and the logits.
+        Without blocks the model is one, which gives logits.
+        """
         items = self._flat(self.root, None)
         of_blocks = [at for at, item in enumerate(items) if item.kind == "block"]
         if not of_blocks:
@@ -303,7 +319,9 @@ class Pass:
             )
 
     def _add(self, event: Event | int, place: ModelPlace) -> None:
-        """Adds the place of an event, or of an attention by its number."""
+        """Adds the place of an event, or of an attention by its number. It is given as the first of
+        its kind, under whose key all of the kind are counted, and gets the number of those before.
+        """
         self.known[event] = changed(place, number=self._n_places[place.key])
         self._n_places[place.key] += 1
 
@@ -396,7 +414,8 @@ class Pass:
         the module that computes it.
         """
         call = block.items[at]
-        layer, name = self._layer_of_call(call, block.layer), self.all_calls[call.number].name
+        layer = self._layer_of_call(call, block.layer)
+        name = self.all_calls[call.number].name
         self._add(call.number, ModelPlace.of(layer, "attention", "scores", name))
         later = zip(block.items[at + 1 :], block.parts[at + 1 :], strict=True)
         output = next((item.span for item, part in later if part is call), call.owner)
@@ -415,7 +434,10 @@ class Pass:
         self._put(block.items[at].span, layer, "mlp" if part == "mlp" else "attention", site)
 
     def _content(self, span: _Span) -> _Span:
-        """The innermost module that contains all attentions of a span, and all its weights."""
+        """The innermost module that contains all attentions of a span, and all its weights: a block
+        may be a wrapper around another one, as of checkpointing, whose parts are those to place. An
+        attention alone is a part of its block, also where nothing else stands beside it.
+        """
         parts = [item for item in span.items if isinstance(item, int) or item.has_weights]
         only = parts[0] if len(parts) == 1 else None
         if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
@@ -538,7 +560,8 @@ def _by_head(call: Call, letters: str, tensor: Tensor) -> Tensor | None:
     if letters not in ("q", "k", "v") or call.v is None:
         return None
     like = {"q": call.q, "k": call.k, "v": call.v}[letters]
-    width, d_head = tensor.shape[-1], (call.v if like is None else like).shape[-1]
+    width = tensor.shape[-1]
+    d_head = (call.v if like is None else like).shape[-1]
     if tensor.ndim == 4:
         has_heads = like is not None and tensor.shape[1] == like.shape[1] and width == d_head
         return tensor if has_heads else tensor.transpose(1, 2)

@@ -13,6 +13,7 @@ from mhacli.record.checks import TOLERANCES, coarsest
 from mhacli.record.given import ARRAYS, UNKNOWN_MASK
 from mhacli.record.record import Record
 from mhacli.record.storage import load
+from mhacli.render.base.format import count_of
 from mhacli.text.align import align
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence, places
@@ -160,7 +161,7 @@ def _sentences(
         yield _agreement([*_sites(layers)])
     if n_heads:
         n_changed = sum(len(layer.heads) for layer in layers)
-        yield f"the statistics of {n_changed or 'none'} of {_count(n_heads, 'head')} changed"
+        yield f"the statistics of {n_changed or 'none'} of {count_of(n_heads, 'head')} changed"
     elif n_heads is not None:
         yield "statistics of heads are not compared"
     what = "first difference in what both hold is"
@@ -176,7 +177,7 @@ def _sentences(
         before = _sites(layers)
     if n := len([site for site in before if site.status == "skipped"]):
         where = " before it" if first_site is not None else ""
-        yield f"{_count(n, 'site')}{where} {'is' if n == 1 else 'are'} not compared"
+        yield f"{count_of(n, 'site')}{where} {'is' if n == 1 else 'are'} not compared"
 
 
 def _left_out(records: Sequence[Record], n_layers: int) -> Iterator[str]:
@@ -185,15 +186,15 @@ def _left_out(records: Sequence[Record], n_layers: int) -> Iterator[str]:
         yield "the effects are not compared"
     if n_layers:
         are = "is" if n_layers == 1 else "are"
-        yield f"{_count(n_layers, 'layer')} of one record alone {are} not compared"
+        yield f"{count_of(n_layers, 'layer')} of one record alone {are} not compared"
 
 
 def _agreement(sites: Sequence[SiteDifference]) -> str:
     """In how many sites two records agree, and by what."""
     compared = [site for site in sites if site.is_compared]
     if not compared:
-        return f"the same shapes in {_count(len(sites), 'step')}, without numbers to compare"
-    words = f"no difference in {_count(len(compared), 'site')}"
+        return f"the same shapes in {count_of(len(sites), 'step')}, without numbers to compare"
+    words = f"no difference in {count_of(len(compared), 'site')}"
     n_extremes = len([site for site in compared if site.seen == "extremes"])
     return words + (f", in {n_extremes} by min, max, mean and std alone" if n_extremes else "")
 
@@ -209,11 +210,6 @@ def _sites_before(layers: Sequence[LayerDifference], first: Site) -> Iterator[Si
             if (layer.layer, site.site) == (first.layer, first.site):
                 return
             yield site
-
-
-def _count(n: int, noun: str) -> str:
-    """A number of things: `1 head`, `2 heads`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 # -------------------------------------------------------------------------------------------- texts

@@ -132,9 +132,11 @@ def _cause(d: ModelDocument, first: Difference) -> str:
     if n_lacking and part in ("norm", "logits"):
         layers = "1 layer" if n_lacking == 1 else f"{n_lacking} layers"
         return f"before it, {layers} could not be compared; the others are equal"
-    compared, unmatched = _sites_beside(first, d.places), _sites_beside(first, d.unmatched)
+    compared = _sites_beside(first, d.places)
+    unmatched = _sites_beside(first, d.unmatched)
     equal = {site for site, place in compared.items() if not place.beyond}
-    site, order = (part, first.site), [*CAUSES]
+    site = (part, first.site)
+    order = [*CAUSES]  # that of execution
     before = order[: order.index(site)] if site in order else []
     causes = [*_not_compared(before, part, equal, unmatched), CAUSES.get(site, first.site)]
     is_captured = any((part, inner) in {*compared, *unmatched} for inner in ("scores", "z"))

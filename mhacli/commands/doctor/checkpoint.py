@@ -103,7 +103,7 @@ def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
     """A behaviour as a check, with the layer of the first attention whose outputs differ."""
     at = answer.at
     layer: str | None = None
-    message = answer.reason.removeprefix("not tried: ")
+    message = answer.why_untried or answer.reason
     if at is not None and at.attention is not None and tester.passes.module is not None:
         layer = _layer_name(tester.passes.module, at.attention)
         message += f"; first in {layer} ({at.attention})"

@@ -671,6 +671,14 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
+@pytest.mark.parametrize("length", [65, 256, 257])
+def test_a_length_beyond_the_positions_is_refused_with_the_longest(length: int) -> None:
+    model = user_code.load(user_code.ZOO / "models.py").GPT()  # of 64 positions
+    with pytest.raises(mhacli.MhaError, match=f" {length} tokens") as refused:
+        user_code.check(model, length=length)
+    assert "length=64 " in str(refused.value.hint)
+
+
 def test_the_command_answers_with_its_exit_code_and_json(tmp_path: Path) -> None:
     path, _ = user_code.write(tmp_path, "models:GPT", ("is_causal=self.causal", "is_causal=False"))
     document = run(tmp_path, "check", f"{path.name}:GPT", "--length", "32", "--json", code=3).json

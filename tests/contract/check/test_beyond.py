@@ -211,12 +211,13 @@ def test_a_frozen_projection_needs_no_gradient() -> None:
     assert user_code.check(layer).verdict == "right"
 
 
-def test_a_length_is_that_of_the_longest_call(mha: Any) -> None:
+def test_no_call_is_longer_than_the_length_that_is_given(mha: Any) -> None:
     process = mha("check", f"{KERNELS}:attend", "--length", "70", "--no-backward", "--json")
     document = json.loads(process.stdout)
     assert document["verdict"] == "right"
     compared = document["compared"]
-    assert max(compared["lengths"]) == 130  # of one query
+    assert max(compared["lengths"]) == 70
+    assert "B=1 Tq=1 Tk=70 H=1 Hkv=1 d=16 dv=16" in compared["shapes"]
     assert "B=1 Tq=70 Tk=70 H=1 Hkv=1 d=64 dv=64" in compared["shapes"]
     assert compared["backward"]["compared"] is False
 

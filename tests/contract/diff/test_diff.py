@@ -638,3 +638,12 @@ def test_numbers_that_are_not_finite_in_one_record_alone_are_counted(mha: Any, r
     visible = np.broadcast_to(arrays["allowed"], arrays["qk"].shape)
     assert sites["qk"]["n_nonfinite"] == (~np.isfinite(arrays["qk"][visible])).sum() > 0
     assert [head["largest"] is None for head in sites["qk"]["heads"]] == [False, True, *[False] * 4]
+
+
+def test_an_option_for_weights_beside_records_is_said_to_change_nothing(
+    mha: Any, record: Any
+) -> None:
+    words = ("diff", record("a"), record("a"))
+    plain, given = mha(*words), mha(*words, "--axes", "head,query,key")
+    assert given.stdout == plain.stdout
+    assert ("--axes" in given.stderr, "--axes" in plain.stderr) == (True, False)

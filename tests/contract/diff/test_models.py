@@ -119,6 +119,16 @@ def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
         assert document["first"]["stack"] == (stack if family == "t5" else None), module
 
 
+def test_a_difference_without_a_size_has_no_number() -> None:
+    model = checkpoints.model("llama")
+    changed = copy.deepcopy(model)
+    changed.get_submodule(f"{LAYER}input_layernorm").weight[3] = torch.inf
+    place = mhacli.diff(model, changed, inputs_of("llama"))["first"]
+    assert (place["site"], place["beyond"]) == ("norm", True)
+    assert (place["relative"], place["largest"]) == (None, None)
+    assert place["at"] is not None
+
+
 @pytest.mark.parametrize(
     ("family", "what"),
     [
