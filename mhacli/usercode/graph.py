@@ -216,9 +216,10 @@ def user_line(file: str | None) -> SourceLine:
 _real = lru_cache(maxsize=4096)(os.path.realpath)
 
 
-_OPERATOR = re.compile(r"(?:__(r|i(?!nvert))?)?(.+?)(?:__)?")
+_OPERATORS = "add|sub|mul|matmul|truediv|floordiv|div|mod|pow|and|or|xor|lshift|rshift"
+_OPERATOR = re.compile(rf"(?:__(?:([ri])(?=(?:{_OPERATORS})__))?)?(.+?)(?:__)?")
 """A name in torch, or that of a Python operator: `__rsub__` is `sub` with swapped operands,
-`__isub__` writes into the first."""
+`__isub__` writes into the first. `__rshift__` and `__index__` are neither."""
 _NAMES: Mapping[str, str] = {
     "truediv": "div",
     "divide": "div",
@@ -242,7 +243,7 @@ def _called(
         name = func.__self__.__name__
     kind, name = _OPERATOR.fullmatch(name).groups()  # type: ignore[union-attr]
     name = _NAMES.get(name, name)
-    if kind == "r" and name not in ("add", "mul"):
+    if kind == "r" and name not in ("add", "mul"):  # those two do not depend on the order
         args = args[::-1]
     elif kind == "i":
         name += "_"

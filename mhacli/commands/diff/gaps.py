@@ -71,7 +71,7 @@ class Deviation:
         if worst > self.largest:
             self.largest = worst
             row, column = divmod(int(change.abs().argmax()), n_columns)
-            index = head * self.n_of_head + offset + row * self.shape[-1] + column
+            index = head * self.n_of_head + offset + row * math.prod(self.shape[-1:]) + column
             self.at = tuple(map(int, np.unravel_index(index, self.shape)))
 
     @property
@@ -110,7 +110,7 @@ def gaps_at(
 def _gap_of_tensors(a: Tensor, b: Tensor) -> Deviation:
     """The difference of two tensors of one shape, in chunks that a cache holds."""
     gap = Deviation(tuple(a.shape))
-    per_head = (tensor.detach().reshape(-1, gap.n_of_head) for tensor in (a, b))
+    per_head = (tensor.detach().reshape(-1, gap.n_of_head or 1) for tensor in (a, b))
     for head, (x, y) in enumerate(zip(*per_head, strict=True)):
         for start in range(0, gap.n_of_head, _CHUNK):
             stop = start + _CHUNK

@@ -174,8 +174,10 @@ def test_a_mistake_of_the_comparison_is_accepted_and_wrong_again_when_it_is_mend
     right = " / math.sqrt(self.d_head)"
     path, _ = user_code.write(tmp_path, "separate:PaperAttention", (right, divisor))
     layer = user_code.load(path).PaperAttention
-    report = user_code.check(layer, accept={"scale-missing": WHY}, length=16)
+    report = user_code.check(layer, accept={"scale-missing": WHY}, sees="abs(q) >= 0", length=16)
     assert (codes_of(report), report.ok) == (codes, is_ok)
+    # of a wrong attention what is stated was tried, and no behaviour else
+    assert is_ok == any("accepted: behaviours" in note for note in report.notes)
 
 
 @pytest.mark.real

@@ -585,3 +585,24 @@ def test_what_cannot_be_compared_is_one_sentence(
     }
     ended = mha("diff", *(known.get(word, word) for word in words.split()), "--json", code=code)
     assert mentions in ended.said
+
+
+class Mean(nn.Module):
+    """A model that gives one number, of a layer that is also called without tokens."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layer = nn.Embedding(9, 8), nn.Linear(8, 8)
+        nn.init.constant_(self.layer.bias, bias)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        self.layer(x[:, :0])
+        return self.layer(x).mean()
+
+
+@pytest.mark.parametrize(("bias", "verdict"), [(0.0, "agree"), (1.0, "differ")])
+def test_an_output_of_one_number_is_compared(bias: float, verdict: str) -> None:
+    found = mhacli.diff(Mean(0.0), Mean(bias), torch.arange(8)[None])
+    assert found.verdict == verdict
