@@ -50,6 +50,8 @@ ROOMS = (
     *("commands/check", "commands/diff", "commands/effect", "commands/scan", "commands/trace"),
 )
 """The folders of `mhacli` of which mutants are drawn, in turn one of each."""
+OTHERS = "others"
+"""All other files, in a table."""
 TESTS = {
     "attention": ("attend", "numbers"),
     "attention/core.py": ("attend", "numbers/test_trace.py"),
@@ -59,6 +61,7 @@ TESTS = {
     "attention/mistakes.py": ("check",),
     "attention/stages.py": ("check",),
     "record/weights_file.py": ("numbers/test_weights.py", "refusals/test_damaged_files.py"),
+    "cli": ("commands", "processes"),
     "conditions.py": ("text", "numbers/test_where.py"),
     "commands/check": ("check", "outside/test_check.py"),
     "commands/check/annotations.py": ("check/test_annotations.py", "plugin"),
@@ -442,13 +445,14 @@ def print_table(ends: dict[str, list[Mutant]]) -> None:
     """How many mutants of each room, and of all, ended in which way."""
     rooms = {end: [_room(mutant) for mutant in mutants] for end, mutants in ends.items()}
     print(f"\n{'':18}{'mutants':>10}" + "".join(f"{end:>10}" for end in ends))
-    for room in (*ROOMS, "all"):
+    for room in (*ROOMS, OTHERS, "all"):
         counts = [len(those) if room == "all" else those.count(room) for those in rooms.values()]
         print(f"{room:18}{sum(counts):10}" + "".join(f"{count:10}" for count in counts))
 
 
 def _room(mutant: Mutant) -> str:
-    return next(room for room in ROOMS if mutant.file.startswith(f"mhacli/{room}/"))
+    rooms = (room for room in ROOMS if mutant.file.startswith(f"mhacli/{room}/"))
+    return next(rooms, OTHERS)
 
 
 def main() -> int:
