@@ -186,7 +186,7 @@ def _line_of(mistake: Mistake, trial: Trial, sites: LayerSites, built: Built) ->
     at = mistake.at
     if form is not None and mistake.stage in ("mask_rule", "padding_rule"):
         at = (*at, rf"(masked_fill|where\().*\b{form.parameter}\b")
-    line = sites.line_for(at, mistake.site, built)
+    line = sites.line_for_roles(sites.line_for(at, mistake.site, built), mistake.letters)
     if mistake.stage != "scale" or re.search("[*/]", line.source):
         return line
     # queries or keys may be scaled before their products, on one line
