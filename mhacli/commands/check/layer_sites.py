@@ -189,12 +189,12 @@ class LayerSites:
         them; else that of the last site.
         """
         producer = self._producer(sites[-1]) if sites else None
-        if producer is None:
-            return SourceLine()
-        later = self.call.operations[self.call.operations.index(producer) + 1 :]
+        later = self.call.operations
+        if producer is not None:  # and no input
+            later = later[later.index(producer) + 1 :]
         shared = [op for site in sites for op in self.producers(site)]
-        of_user = (op for op in later if op.at.line is not None and op not in shared)
-        return next(of_user, producer).at
+        of_user = (op.at for op in later if op.at.line is not None and op not in shared)
+        return next(of_user, SourceLine() if producer is None else producer.at)
 
 
 def _lines_of(operations: Sequence[Operation]) -> list[SourceLine]:
