@@ -577,7 +577,7 @@ def of_rotations() -> Iterator[Mistake]:
         ("k", "rope-of-queries-only", unchanged, ""),
         ("q", "rope-of-keys-only", unchanged, ""),
         ("q", "rope-offset", partial(shifted, 1), "queries one place too far"),
-        ("q", "rope-offset", partial(shifted, -1), "keys one place too far"),
+        ("k", "rope-offset", partial(shifted, 1), "keys one place too far"),
         ("qk", "rope-axis", by_head, ""),
         ("qk", "rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)"),
         (
@@ -726,11 +726,12 @@ def of_caches() -> Iterator[Mistake]:
         "keys are read as values, and values as keys",
     )
 
-    places = (rf"(?i){_POSITIONS}.*\[", rf"(?i)arange|{_POSITIONS}")
+    from_0 = r"arange\((0, *)?[^,]*(\)|, *\w+=)"
+    places = (from_0, rf"(?i){_POSITIONS}.*\[", rf"(?i){_POSITIONS}")
     position = partial(Mistake, "cache-position", shown_by="steps", at=places)
-    from_0 = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, 0, role)}
+    restarted = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, 0, role)}
     for rows, letters in (("every step begins", "qk"), ("the keys of every step begin", "k")):
-        yield position(from_0, f"{rows} at position 0", letters=letters)
+        yield position(restarted, f"{rows} at position 0", letters=letters)
     yield position(
         {"join": rotated_again}, "cached keys are rotated again in every step", letters="k"
     )

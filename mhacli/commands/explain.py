@@ -83,9 +83,12 @@ def terms() -> tuple[Word, ...]:
             heading, explanation = word.heading.format(sink_tokens=SINK_TOKENS), word.explanation
             if group == "head type" and key not in UNTYPED:
                 explanation += f" {words_of('columns', 'rule')['head_type'].explanation}"
-            elif group == "mistake":
+            elif group in ("mistake", "behaviour"):
+                advice = word.advice if group == "behaviour" else ""  # a mistake shows code
                 explanation = " ".join(
-                    f"{clause[:1].upper()}{clause[1:]}." for clause in (explanation, word.effect)
+                    f"{clause[:1].upper()}{clause[1:].removesuffix('.')}."
+                    for clause in (explanation, word.effect, advice)
+                    if clause
                 )
             names = (heading or key,) if group in TABLES else (heading, word.name, key, word.short)
             name, *also = dict.fromkeys(each for each in (*names, *word.also) if each)

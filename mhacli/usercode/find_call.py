@@ -279,13 +279,31 @@ def _n_operations(tried: Attempt) -> int:
     return len(watcher.operations)
 
 
+def _line_of(failure: Exception, built: Built) -> int | None:
+    """The line of the user's file that a failure comes from."""
+    line = failure.line(built.file) if isinstance(failure, UserRaised) else None
+    return None if line is None else line.line
+
+
 def _with_line(failure: Exception, built: Built) -> str:
     """A failure in words, with the line of the user's file that it comes from."""
-    message = shorten(str(failure), 160, placeholder=" …")
+    message = shorten(str(failure), 200, placeholder=" …")
     line = failure.line(built.file) if isinstance(failure, UserRaised) else None
     if line is None:
         return message
     return f"{message} (line {line.line}: {shorten(line.source, 80, placeholder=' …')})"
+
+
+def _mending(failure: Exception, built: Built) -> str:
+    """The line to mend for an error that no call mends: a name that is not defined, or an attribute
+    that a module lacks; empty for any other.
+    """
+    fault = failure.fault if isinstance(failure, UserRaised) else None
+    of_module = isinstance(fault, AttributeError) and isinstance(fault.obj, nn.Module)
+    line = _line_of(failure, built)
+    if line is None or not (of_module or isinstance(fault, NameError)):
+        return ""
+    return f"mend line {line}, whatever the call is"
 
 
 def _call_error(
@@ -313,11 +331,17 @@ def _call_error(
     message = _with_line(failure, built)
     if request.example is not None:
         return built.refusal(f"{built.name} could not be called by --example: {message}")
+    calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
+    refused = f"{built.name} could not be called by {calls}: {message}"
+    if hint := _mending(failure, built):
+        return built.refusal(refused, hint)
     works = None
     with suppress(OutOfTime):  # the hint shows no call then
         widths = [*dict.fromkeys(each.candidate.sizes.d_in for each in tried)]
         works = working_example(template, widths)
     hint = f"give a call that works with --example; {attention.example_text} was tried"
+    if line := _line_of(failure, built):
+        hint = f"if line {line} is right, {hint}"
     if works is not None:
         hint = f"give a call that works: --example {shlex.quote(works)}"
     parameters = signature_of(built.call, "unknown")
@@ -330,11 +354,16 @@ def _call_error(
         if works is None:
             hint = _hint_of_values(built, request, unknown)
         return built.refusal(needed, hint)
+    return built.refusal(refused, hint + _given_and_guessed(built, request))
+
+
+def _given_and_guessed(built: Built, request: TargetRequest) -> str:
+    """The arguments that were given and guessed, as the end of a hint."""
+    text = ""
     if request.call_arguments:
-        hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
+        text += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:
         values = {name: built.arguments[name] for name in built.guesses}
         guessed = [f"--arg {n}={v!r:.20}" for n, v in values.items() if not callable(v)]
-        hint += f"; mha guessed {' '.join(guessed[:4])}"
-    calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
-    return built.refusal(f"{built.name} could not be called by {calls}: {message}", hint)
+        text += f"; mha guessed {' '.join(guessed[:4])}"
+    return text

@@ -49,7 +49,8 @@ class Operation:
 
     `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `arguments` are
     the arguments that are no tensors, by name or by position ("0", "1", …). `at` is the line of
-    user code that made the call, empty for a call from other code.
+    user code that made the call, empty for a call from other code; `calls` are it and the lines
+    that call its function, the innermost first, each with the place in its compiled code.
 
     `sources` are the operations that made its tensors, and `readers` those that read the output. A
     tensor from outside has an operation too, without a name. `site` is what the operation makes,
@@ -61,6 +62,7 @@ class Operation:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     at: SourceLine = field(default_factory=SourceLine)
     sources: tuple[Operation, ...] = ()
+    calls: Sequence[tuple[SourceLine, int]] = ()
     readers: list[Operation] = field(default_factory=list)
     site: str = ""
     live: bool = False
@@ -169,7 +171,9 @@ class Watcher(FunctionMode):
         if inputs and is_same_view(output, inputs[0]) and not writes_into_input(name):
             self.makers[output] = sources[0]
             return
-        operation = Operation(name, output, arguments, user_line(self.file), sources)
+        calls = user_lines(self.file)
+        at = calls[0][0] if calls else SourceLine()
+        operation = Operation(name, output, arguments, at, sources, calls)
         self.operations.append(operation)
         self.makers[output] = operation
         self.holders.setdefault(address_of(output), []).append(operation)
@@ -202,15 +206,16 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
-def user_line(file: str | None) -> SourceLine:
-    """The innermost running line of the user's file; empty in the code of a library."""
+def user_lines(file: str | None) -> list[tuple[SourceLine, int]]:
+    """The running lines of the user's file, the innermost first, each with the place in its
+    compiled code; none in the code of a library.
+    """
     user_file = None if file is None else _real(file)
-    frames = (
-        (_real(frame.f_code.co_filename), number) for frame, number in walk_stack(sys._getframe(2))
-    )
-    return next(
-        (source_line(file, number) for file, number in frames if file == user_file), SourceLine()
-    )
+    return [
+        (source_line(user_file, number), frame.f_lasti)
+        for frame, number in walk_stack(sys._getframe(2))
+        if user_file is not None and _real(frame.f_code.co_filename) == user_file
+    ]
 
 
 _real = lru_cache(maxsize=4096)(os.path.realpath)

@@ -22,7 +22,7 @@ from mhacli.models.layer_names import config_of, is_attention
 from mhacli.usercode.build import WithoutDropout, is_of_torch
 from mhacli.usercode.door import NO_ANSWER, UserRaised, ours
 from mhacli.usercode.faults import SourceLine, source_line
-from mhacli.usercode.graph import user_line
+from mhacli.usercode.graph import user_lines
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.roles import signature
 from mhacli.usercode.target import source_file
@@ -303,7 +303,7 @@ def _described(
 
     @ours()
     def note(*_: object) -> None:
-        lines.append(user_line(file))
+        lines.extend(line for line, _ in user_lines(file)[:1])
 
     if is_of_torch(parts[0]):
         with parts[0].register_forward_pre_hook(note):

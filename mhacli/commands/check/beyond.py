@@ -262,7 +262,7 @@ class Comparison:
                 found.take(measured, f"at {first.cell.words}")
             steps = self.diagnosis.steps
             if not found.findings and steps is not None and not steps.differing:
-                found.take_steps(steps.convention, self.seed)
+                found.take_steps(steps.convention, self.seed, self.probed.request.length)
             if not found.findings:
                 found.take_training(subject, inputs, self.seed)
         except NO_ANSWER as failure:

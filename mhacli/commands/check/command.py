@@ -67,7 +67,7 @@ def check(
     if findings and output.format is None and sys.stdout.isatty():
         from mhacli.cli.next_steps import NextStep, print_steps
 
-        about = "shows what it means, and what is right"
+        about = "shows what it means, and what to look at"
         print_steps([NextStep(("explain", findings[0].code), about)])
     if not output.no_annotations:
         print_annotations(line for each in report.reports for line in annotations(each))

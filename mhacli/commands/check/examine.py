@@ -198,9 +198,10 @@ def _of_checkpoint(
     target = request.target_request.target if request.model is None else loaded.source
     _leave(Examination("unknown", target, "", environment=_ENVIRONMENT), stage)
     tester, notes = checkpoint_behaviour(loaded, request, stage)
+    report = _of_behaviour(tester, target)
     return replace(
-        _of_behaviour(tester, target),
-        notes=notes,
+        report,
+        notes=(*report.notes, *notes),
         random_weights=loaded.random_weights,
         tiny=loaded.is_tiny,
     )
@@ -272,7 +273,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     if tester.intent.packed:  # what is stated comes first
         answers.sort(key=lambda b: b.name != "packing")
     first_open = next((f"{b.name}: {b.reason}" for b in answers), "")
-    return Examination(
+    report = Examination(
         verdict=verdict,
         target=target,
         called=tester.passes.attention.described,
@@ -287,6 +288,10 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         attempts=tuple(tester.passes.attention.built.tried),
         not_examined=tuple(tester.omitted),
     )
+    if all(answer.ok is not False for answer in tester.behaviours):
+        return report
+    advice = "" if tester.inside else "; attention in a class of its own can be"
+    return replace(report, notes=(f"{report.attention_inside}{advice}",))
 
 
 class ModeReport(NamedTuple):

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import DROPPED
@@ -172,12 +173,27 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}"
         if codes:
             evidence += f", together with {' and '.join(codes)}"
-        finding = finding_of(mistake.name, evidence, line, together_with=codes, **fields)
-        names = _user_names(line, sites, trial.cases[0], diagnosis)
         words = words_of_code(mistake.name)
+        effect = words.effect + _how_to_state(mistake, trial, diagnosis.layer)
+        finding = finding_of(
+            mistake.name, evidence, line, effect=effect, together_with=codes, **fields
+        )
+        names = _user_names(line, sites, trial.cases[0], diagnosis)
         plain = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
         right = [_fix_of(mistake, line, names, form) for form in (plain, *words.forms)]
         yield Proposal(finding, [*dict.fromkeys(right)])
+
+
+def _how_to_state(mistake: Mistake, trial: Trial, layer: ReferenceLayer) -> str:
+    """How a wrong scale that is one number in every call is stated; empty for other mistakes."""
+    qk = sites_in(trial.call, layer).tensors.get("qk")
+    d_head = layer.d_head or trial.cases[0].inputs.queries.shape[-1]
+    if mistake.stages.keys() != {"scale"} or mistake.code in ("scale-length", "scale-batch"):
+        return ""
+    if qk is None or not mistake.code.startswith("scale-"):
+        return ""
+    value = float(mistake.stages["scale"](layer, torch.ones_like(qk), d_head).flatten()[0])
+    return f"; if it is meant, --scale {value:.8g} states it, and all else is compared"
 
 
 def _line_of(mistake: Mistake, trial: Trial, sites: LayerSites, built: Built) -> SourceLine:
@@ -186,7 +202,7 @@ def _line_of(mistake: Mistake, trial: Trial, sites: LayerSites, built: Built) ->
     at = mistake.at
     if form is not None and mistake.stage in ("mask_rule", "padding_rule"):
         at = (*at, rf"(masked_fill|where\().*\b{form.parameter}\b")
-    line = sites.line_for(at, mistake.site, built)
+    line = sites.line_for_roles(sites.line_for(at, mistake.site, built), mistake.letters)
     if mistake.stage != "scale" or re.search("[*/]", line.source):
         return line
     # queries or keys may be scaled before their products, on one line

@@ -63,9 +63,10 @@ class OwnGradients:
             wanted = leaves_of(subject, inputs, {})
             self.take(derivatives(run, dropped.computing, wanted, seed), where)
 
-    def take_steps(self, convention: StepConvention, seed: int) -> None:
-        """Adds what the last step behind a cache shows, of several tokens where it takes them. What
-        the cache holds counts as given: many caches keep no gradients.
+    def take_steps(self, convention: StepConvention, seed: int, longest: int | None) -> None:
+        """Adds what the last step behind a cache shows, of several tokens where it takes them, in a
+        text no longer than the `longest`. What the cache holds counts as given: many caches keep no
+        gradients.
         """
         attention = replace(convention.attention, has_graph=True)
         own = attention.sizes.q_len
@@ -81,7 +82,7 @@ class OwnGradients:
             wanted = {"d x of the last step": last}
             return derivatives(run, attention.computing, wanted, seed)
 
-        ends = product((3, 1), dict.fromkeys([_LENGTH, own]))
+        ends = product((3, 1), dict.fromkeys([min(_LENGTH, longest or _LENGTH), own]))
         attempts = (partial(of_steps, length - n, length) for n, length in ends)
         measured = first_that_works(attempts, lambda attempt: attempt())
         self.take(measured or (), "behind a cache")

@@ -107,6 +107,20 @@ class LayerSites:
         )
         return next(filter(None, later), None)
 
+    def line_for_roles(self, line: SourceLine, letters: str) -> SourceLine:
+        """A line that is wrong for these of q, k and v; where it is in a function that serves
+        others of them as well, the line that calls this function for them.
+        """
+        found = {
+            letter: [op.calls for op in self.producers(letter) if op.at == line] for letter in "qkv"
+        }
+        for letter, other in product(letters, set("qkv") - {*letters}):
+            for calls, others in product(found[letter], found[other]):
+                if calls[0] == others[0]:
+                    pairs = zip(calls, others, strict=False)
+                    return next((mine[0] for mine, its in pairs if mine != its), line)
+        return line
+
     def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
         """The line of a mistake: the first that matches a pattern, before others one that leads to
         a site, else the one that computes the site, else the first line of `forward` or of a
@@ -127,6 +141,8 @@ class LayerSites:
         ]
         producer = self._first_producer(site) if site else None
         leading = [] if producer is None else producer.upstream()
+        fixed = (each for op in leading for each in op.sources if each.name and not each.live)
+        leading += [each for source in dict.fromkeys(fixed) for each in source.upstream()]
         # what leads to the site comes before the rest of the call, and that before code that no
         # operation shows
         for places in (_lines_of(leading), _lines_of(self.call.operations), code):
@@ -173,12 +189,12 @@ class LayerSites:
         them; else that of the last site.
         """
         producer = self._producer(sites[-1]) if sites else None
-        if producer is None:
-            return SourceLine()
-        later = self.call.operations[self.call.operations.index(producer) + 1 :]
+        later = self.call.operations
+        if producer is not None:  # and no input
+            later = later[later.index(producer) + 1 :]
         shared = [op for site in sites for op in self.producers(site)]
-        of_user = (op for op in later if op.at.line is not None and op not in shared)
-        return next(of_user, producer).at
+        of_user = (op.at for op in later if op.at.line is not None and op not in shared)
+        return next(of_user, SourceLine() if producer is None else producer.at)
 
 
 def _lines_of(operations: Sequence[Operation]) -> list[SourceLine]:

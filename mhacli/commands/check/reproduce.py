@@ -16,8 +16,9 @@ def script_of(
     subject: UserAttention, layer: ReferenceLayer, cell: Cell, tensor: str, seed: int
 ) -> str | None:
     """A script that prints the largest error of a tensor, `out` or a gradient such as `dq`, in a
-    call of the grid. It runs in the folder of the function's file. None for a class, a function
-    that cannot be imported by its name, attention of another form, and masks and views.
+    call of the grid. It runs in the folder of the function's file or of its package. None for a
+    class, a function that cannot be imported by its name, attention of another form, and masks and
+    views.
     """
     thing = subject.built.thing
     shape = cell.shape

@@ -2,6 +2,7 @@
 behind it.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -134,7 +135,11 @@ def _building(examination: Examination) -> Iterator[Line]:
     if examination.called:
         yield "called", _text(examination.called)
     if examination.example:
-        yield "", _text(f"as --example '{examination.example}'", "dim")
+        call = f"as --example '{examination.example}'"
+        masks = re.findall(r"(\w+)=…", examination.called)
+        if further := [name for name in masks if name not in examination.example]:
+            call += f"; further calls also pass {', '.join(further)}"
+        yield "", _text(call, "dim")
     if examination.choices:
         yield "choices", _text("\n".join(choice.message for choice in examination.choices))
 
@@ -220,7 +225,7 @@ def _difference(
         theirs = (difference.other_file, difference.other_line, difference.other_source)
         lines.append((other, *theirs))
     for target, file, line, source in lines:
-        at = f"{target}  in library code"
+        at = target if target.partition(":")[0].endswith(".py") else f"{target}  in library code"
         if file is not None:
             at = f"{line_in_words(file, line)}  {source.strip()}"
         yield "", _text(at, "dim")

@@ -85,7 +85,7 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
         module=UserModule(
             target=target.target,
             arguments=arguments_of(subject.built),
-            called=subject.described,
+            called=replace(subject, forms=() if mask is None else (mask,)).described,
             sizes=tuple(
                 (word, size)
                 for word, size in sizes.items()

@@ -690,3 +690,42 @@ def test_the_command_answers_with_its_exit_code_and_json(tmp_path: Path) -> None
         32,
     )
     assert causality["at"]["position"] < causality["at"]["cut"]
+
+
+LEAKS = """
+import torch
+from torch import nn
+
+
+class Part(nn.Module):
+    def __init__(self, d=24):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (3, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        z = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(z.transpose(1, 2).flatten(2))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocab_size=29, d=24):
+        super().__init__()
+        self.tokens, self.answers = nn.Embedding(vocab_size, d), nn.Linear(d, vocab_size)
+        self.first, self.second = Part(d), Part(d)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        x = x + self.first(x)
+        x = x + self.second(x) + x.mean(1, True)
+        return self.answers(x)
+"""
+
+
+def test_a_model_that_fails_says_whether_its_attention_was_compared(tmp_path: Path) -> None:
+    path = tmp_path / "leaks.py"
+    path.write_text(LEAKS)
+    examination = mhacli.check(f"{path}:GPT")
+    assert [finding.code for finding in examination.findings] == ["sees-the-future"]
+    assert [(each.verdict, len(each.names)) for each in examination.inside] == [("right", 2)]
+    assert any("2 of 2" in note for note in examination.notes)

@@ -252,6 +252,16 @@ def test_positions_end_the_lengths_and_a_longer_one_is_refused_with_the_longest(
     assert "length=63 " in refused.value.hint
 
 
+def test_no_step_behind_a_cache_is_longer_than_the_stated_length(tmp_path: Path) -> None:
+    shape = "b, t, d = x.shape"
+    past = "0 if layer_past is None else layer_past[0].size(-2)"
+    noted = f'open(__file__ + ".txt", "a").write(f"{{t + ({past})}} ")'
+    path, _ = user_code.write(tmp_path, "cached:RotaryPast", (shape, f"{shape}; {noted}"))
+    assert user_code.check(user_code.load(path).RotaryPast, length=32).verdict == "right"
+    lengths = Path(f"{path}.txt").read_text().split()
+    assert max(map(int, lengths)) == 32
+
+
 @pytest.mark.parametrize(
     ("name", "code", "where"),
     [

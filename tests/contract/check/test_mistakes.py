@@ -73,6 +73,46 @@ def test_a_mistake_is_named_with_its_line_and_a_proof(mistake: Edit, tmp_path: P
         assert not finding.source or finding.source.strip() in text[finding.line - 1]
 
 
+@pytest.mark.parametrize(
+    ("layer", "old", "new", "code"),
+    [
+        (
+            "positions:PartialNeoX",
+            "q = self.rotate(q, t)\n        k = self.rotate(k, t)",
+            "q, k, v = self.rotate(q, t), self.rotate(k, t), self.rotate(v, t)",
+            "rope-of-values",
+        ),
+        (
+            "positions:PartialNeoX",
+            "k = self.rotate(k, t)",
+            "k = self.rotate(k, t)\n        v = self.rotate(v, t)",
+            "rope-of-values",
+        ),
+        (
+            "positions:ComplexLlama",
+            "k = rot(k, self.phases[:t])",
+            "k = rot(k, self.phases[1 : t + 1])",
+            "rope-offset",
+        ),
+        (
+            "cached:RotaryPast",
+            "torch.arange(start, start + x.size(2), ",
+            "torch.arange(x.size(2), ",
+            "cache-position",
+        ),
+    ],
+    ids=["on-one-line", "on-a-line-each", "other-positions", "made-from-0"],
+)
+def test_the_call_of_a_right_helper_or_the_positions_in_it_are_named(
+    layer: str, old: str, new: str, code: str, tmp_path: Path
+) -> None:
+    mistake = Edit(layer, old, new, code, states=CAUSAL)
+    path, line = mistake.write(tmp_path)
+    (finding,) = examine(mistake, path).findings
+    assert finding.code == code
+    assert finding.line == line + new.count("\n")
+
+
 DROPOUT_BY_HAND = (
     "att * torch.bernoulli(torch.full_like(att, 1 - self.attn_drop.p)) / (1 - self.attn_drop.p)"
 )

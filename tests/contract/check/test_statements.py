@@ -96,6 +96,22 @@ def test_the_fix_of_a_scale_holds_product_and_divisor(tmp_path, divisor: str) ->
     assert check(tmp_path, {"product": finding.fix, "divisor": "1.0"}).verdict == "right"
 
 
+@pytest.mark.parametrize(
+    "divisor", some(("1.0", "self.hd", "math.sqrt(width)"), default=["self.hd"])
+)
+def test_a_scale_that_is_meant_is_stated_as_the_finding_says(tmp_path, divisor: str) -> None:
+    (finding,) = check(tmp_path, {"divisor": divisor}).findings
+    (scale,) = re.findall(r"scale[ =](\d[\d.e-]*)", finding.effect)
+    assert check(tmp_path, {"divisor": divisor}, scale=float(scale)).verdict == "right"
+
+
+def test_a_difference_behind_the_inputs_is_located(tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def linear(q, k, v):\n    return q.softmax(-1) @ (k.softmax(-2).mT @ v)\n")
+    examination = mhacli.check(f"{path}:linear")
+    assert (examination.verdict, examination.departure.line) == ("unknown", 2)
+
+
 def test_attention_that_overwrites_its_input_is_right(tmp_path) -> None:
     doubling = "z.transpose(1, 2).reshape(n, steps, rows.mul_(2).shape[-1])"
     assert check(tmp_path, {"merged": doubling}).verdict == "right"

@@ -525,3 +525,35 @@ def test_a_file_imports_the_module_beside_it_not_one_of_the_working_folder(mha, 
     (tmp_path / "layers" / "parts.py").write_text(user_code.text_of("functions:attend"))
     (tmp_path / "layers" / "mine.py").write_text("from parts import attend\n")
     assert mha("check", "layers/mine.py:attend", "--json").json["verdict"] == "right"
+
+
+BROKEN = """
+from torch import nn
+
+
+class Broken(nn.Module):
+    def __init__(self, d_model=24, n_heads=3):
+        super().__init__()
+        self.h = n_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "mends"),
+    [("self.heads(q)", True), ("qq @ k.mT", True), ("q.view(2, 5, 5, 5)", False)],
+    ids=["no-attribute", "no-name", "no-shape"],
+)
+def test_an_error_of_the_code_itself_names_the_line_to_mend_and_no_call(
+    tmp_path: Path, code: str, mends: bool
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN.format(code))
+    with pytest.raises(mhacli.MhaError) as raised:
+        mhacli.check(f"{path}:Broken")
+    assert "line 13" in raised.value.hint
+    assert ("example" in raised.value.hint) is not mends

@@ -40,6 +40,13 @@ def test_terms_differ_and_each_is_explained_in_sentences(terms: list[Term]) -> N
         assert not term["formula"] or term["group"] != "mistake"
 
 
+def test_failures_are_explained_with_their_effect_and_what_to_look_at(terms: list[Term]) -> None:
+    longer = ("sees-the-future", "sees-unstated", "padding-leak", "cache-differs")
+    longer += ("documents-leak", "differs-beyond", "gradient-differs", "gradient-cut")
+    sentences = {term["name"]: term["explanation"].count(". ") + 1 for term in terms}
+    assert all(sentences[name] >= 3 for name in longer)
+
+
 def test_every_term_is_found_by_each_of_its_names(mha: Mha, terms: list[Term]) -> None:
     """Words without blanks can be asked for together."""
     words = {
