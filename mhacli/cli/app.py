@@ -8,8 +8,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import typer
@@ -20,7 +21,7 @@ from mhacli.io.memory import gc_paused
 
 from .console import discard_stdout, flush, print_error, require_stdout, write
 from .help import Answer, answering_flag, command_help, help_flags, program_help
-from .parameters import Command, read_by_typer, with_signature
+from .parameters import Command, option_names, read_by_typer, with_signature
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Show attention": {
@@ -104,6 +105,8 @@ _GONE = {
     },
 }
 """Options that a command had in the version before, and what to type in their place."""
+_MOST_COMMANDS = 3
+"""The most commands that are named for an option that another one lacks."""
 _COMPLETION = "_MHA_COMPLETE"
 """The variable with which the scripts that Typer installs ask for the words that fit."""
 
@@ -199,13 +202,19 @@ def _program() -> Callable[..., None]:
 
 def _function(name: str, *, with_other_names: bool) -> Callable[..., Callable[[], None]]:
     """The function that Typer calls with the options of a command, whose module is imported."""
+    command = _command(name)
+    text = partial(command_help, name, COMMANDS[name], command)
+    flags = help_flags(short=partial(text, everything=False), whole=partial(text, everything=True))
+    return read_by_typer(command, flags, with_other_names=with_other_names)
+
+
+def _command(name: str) -> Command:
+    """A command, whose module is imported."""
     module = importlib.import_module(f"mhacli.commands.{name}")
     if hasattr(module, "__path__"):  # a folder
         module = importlib.import_module(f"mhacli.commands.{name}.command")
     command: Command = getattr(module, name)
-    text = partial(command_help, name, COMMANDS[name], command)
-    flags = help_flags(short=partial(text, everything=False), whole=partial(text, everything=True))
-    return read_by_typer(command, flags, with_other_names=with_other_names)
+    return command
 
 
 def _not_loaded() -> Callable[[], None]:
@@ -249,8 +258,21 @@ def _usage_error(message: str, words: Sequence[str]) -> UsageError:
     option = match[1] if match else ""
     program = f"mha {words[0]}" if words and words[0] in COMMANDS else "mha"
     hint = f"{program} --help shows what there is"
+    others = [*_commands_with(option)] if option else []
+    if others and program not in others:
+        names = ", ".join(others[:_MOST_COMMANDS])
+        hint = f"{names} {'has' if len(others) == 1 else 'have'} {option}; {hint}"
     if option[1:2].isdigit():
         hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
     if replacement := _GONE.get(f"{words[0]} {option}" if words else ""):
         hint = f"it is gone; {replacement} takes its place"
     return UsageError(message, hint=hint)
+
+
+def _commands_with(option: str) -> Iterator[str]:
+    """The commands that have an option, none for one that is misspelt."""
+    for name in COMMANDS:
+        for declared in _command(name).settings:
+            names = chain(*(each.split("/") for each in option_names(declared)))
+            if option in names and not declared.option.hidden:
+                yield f"mha {name}"

@@ -132,6 +132,8 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
         raise pickled(path, "its name or its first bytes are those of a pickle")
     if first and _TEXT.issuperset(first[:8]):
         hint = "mha run --file FILE reads a text, --model the folder of a checkpoint"
+        if first[:1] in (b"{", b"["):
+            hint = "--save FILE writes a record; mha diff takes records, models or arrays, not JSON"
         raise bad_file(path, f"{path} is a text file, not a safetensors file", hint=hint)
     return first + (read_up_to(read, length - 1) if length <= MAX_HEADER_BYTES else b"")
 

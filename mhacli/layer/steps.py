@@ -270,7 +270,7 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
             (start, end),
             (tensor, full),
             cache=cache,
-            n_keys=end,
+            scores=seen["scores"],
             cache_bytes=sum(each.untyped_storage().nbytes() for each in cached),
             prompt_len=prompt_len,
             tokens=tuple(
@@ -342,16 +342,17 @@ def decode_step(
     outputs: tuple[TokenVectors, TokenVectors],
     *,
     cache: CacheKind,
-    n_keys: int,
+    scores: Tensor,
     cache_bytes: int,
     prompt_len: int,
     tokens: tuple[tuple[str, ...], ...],
     **described: Any,
 ) -> Step:
-    """A step of the trace that attends to `n_keys` keys, with the `outputs` of the step and of a
-    full pass. `described` are other fields of `Step`.
+    """A step of the trace with its `scores`, −∞ at masked cells, and the `outputs` of the step and
+    of a full pass. `described` are other fields of `Step`.
     """
     start, end = span
+    n_keys = scores.shape[3]
     out, full = outputs
     batch, n_new = len(out), end - start
     n_heads, n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
@@ -364,6 +365,7 @@ def decode_step(
         k_shape=(batch, n_kv_heads, n_rows, config.d_head or 0),
         v_shape=(batch, n_kv_heads, n_rows, config.d_v or 0),
         n_past=n_keys - n_new,
+        n_visible=tuple(scores[:, :, -1].isneginf().logical_not().any(dim=1).sum(dim=1).tolist()),
         read_bytes=n_keys * token,
         appended_bytes=n_new * token,
         moved_bytes=moved_bytes(config, batch=batch, n_new=n_new, length=n_keys, cache=cache),

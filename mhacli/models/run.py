@@ -556,19 +556,20 @@ def run_model(model: Any, run: Callable[[], Any]) -> Any:
         if isinstance(fault, MhaError) or lacks_memory(fault):
             raise fault from None
         names = {id(module): name for name, module in model.named_modules() if name}
-        where = ""
+        where, has_config = "", getattr(model, "config", None) is not None
+        of_config = "sizes in its config.json may contradict each other"
+        hint = f"{of_config}, or it needs an input other than text" if has_config else None
         for frame, _ in walk_tb(fault.__traceback__):  # the innermost module comes last
             module = frame.f_locals.get("self")
             if id(module) in names:
                 where = f"{names[id(module)]} ({type(module).__name__}) of "
+                if not has_config and isinstance(module, nn.Embedding):
+                    hint = f"{names[id(module)]} has rows 0 to {module.num_embeddings - 1}"
         text = next((line for line in str(fault).splitlines() if line.strip()), "no message")
         raise MhaError(
             f"the forward pass of the model raised {type(fault).__name__} in"
             f" {where}{type(model).__name__}: {text:.300}",
-            hint=(
-                "sizes in its config.json may contradict each other, or it needs an input other"
-                " than text"
-            ),
+            hint=hint,
             code="model-failed",
             path=getattr(model, "name_or_path", None) or None,
         ) from fault

@@ -345,7 +345,8 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
         run, layer, spans_of(prompt_len, full.shape[1])
     ):
         out, cache = first_tensor(outputs), type(outputs["past_key_values"]).__name__
-        rows = as_attention(call).matrices()["pattern"].float().cpu()
+        matrices = as_attention(call).matrices()
+        rows = matrices["pattern"].float().cpu()
         # a cache with a window has dropped earlier keys
         pattern[:, :, start:end, end - rows.shape[3] : end] = rows
         step = decode_step(
@@ -353,7 +354,7 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
             (start, end),
             (out, full),
             cache="preallocated",
-            n_keys=rows.shape[3],
+            scores=matrices["scores"],
             cache_bytes=rows.shape[3] * len(out) * token_bytes(config),
             prompt_len=prompt_len,
             tokens=tuple(text.tokens[start:end] for text in run.inputs.sequences),

@@ -656,10 +656,11 @@ class CacheStep(Struct, frozen=True):
     """One decoding step: new tokens come in, attend to the cache, and are added to it.
 
     `start` is the position of the first new token; `tokens` names the new tokens of each sequence
-    (empty for padding). Shapes are those of the new queries, keys and values. `read_bytes` are the
-    keys and values that attention reads, `appended_bytes` those that the step adds, `moved_bytes`
-    all that this kind of cache reads and writes, and `cache_bytes` its storage.
-    `max_abs_difference` compares the output with a full recomputation; None if not finite.
+    (empty for padding), and `n_visible` counts the keys that the last of them sees, in each
+    sequence. Shapes are those of the new queries, keys and values. `read_bytes` are the keys and
+    values that attention reads, `appended_bytes` those that the step adds, `moved_bytes` all that
+    this kind of cache reads and writes, and `cache_bytes` its storage. `max_abs_difference`
+    compares the output with a full recomputation; None if not finite.
     """
 
     phase: Literal["prefill", "decode"]
@@ -674,6 +675,7 @@ class CacheStep(Struct, frozen=True):
     moved_bytes: int
     cache_bytes: int
     max_abs_difference: float | None
+    n_visible: tuple[int, ...] = ()
 
 
 class DecodeSummary(Struct, frozen=True):

@@ -496,7 +496,8 @@ def _by_parameter(
         first, dot, field = name.partition(".")
         parameter = parameters.get(first)
         if parameter is None and (dot or not _takes_any(thing)):
-            raise _no_argument(name, _described(parameters))
+            noun = "constructor" if inspect.isclass(thing) else "function"
+            raise _no_argument(name, _described(parameters), noun)
         if dot:
             fields.setdefault(first, {})[field] = value
         elif type(value) is dict and parameter is not None and _is_config(parameter):
@@ -704,9 +705,9 @@ def member_of(parameter: inspect.Parameter | None, value: Any = None) -> Any:
     )
 
 
-def _no_argument(name: str, described: str) -> MhaError:
-    """The error for a name that no parameter has."""
-    words = "the constructor takes no arguments"
+def _no_argument(name: str, described: str, noun: str = "config") -> MhaError:
+    """The error for a name that no parameter has of a constructor, a function or a config."""
+    words = f"the {noun} takes no arguments"
     if described:
         words = f"there is no such argument, only {described}"
     return MhaError(f"--arg {name}: {words}", code="argument")

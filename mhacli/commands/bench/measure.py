@@ -391,9 +391,8 @@ def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
     compiled = partial[Any](torch.compile, fullgraph=True, dynamic=False)
     if row.backend in LAYERS:  # whose weights keep the size of normal rows
         if is_grouped or row.q_len != row.k_len:
-            raise NotImplementedError(
-                "nn.MultiheadAttention has no shared kv heads, and no cache to decode with"
-            )
+            lacks = "shared kv heads" if is_grouped else "cache to decode with"
+            raise NotImplementedError(f"nn.MultiheadAttention has no {lacks}")
         x, generator = leaves[0], torch.Generator().manual_seed(0)
         width = x.shape[-1]
         layer = nn.MultiheadAttention(

@@ -57,6 +57,7 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
         words = "; ".join(reasons) or "neither has any"
         message = f"the two models have no place that could be compared: {words}"
         raise MhaError(message, code="cannot-compare")
+    rows = [*_with_kinds_of_heads(rows)]
     if b.kind not in (a.kind, OUTPUTS):  # each output was said to be the same
         is_coarse = least > eps_of(torch.float32)
         rows = _with_healed(rows, is_coarse=is_coarse, has_all_tokens=has_all_tokens)
@@ -131,6 +132,16 @@ def _row(
         beyond=is_beyond,
         number=place.number,
     )
+
+
+def _with_kinds_of_heads(rows: Sequence[Difference]) -> Iterator[Difference]:
+    """The differences, those of kv heads marked: where there are fewer than scores or queries."""
+    of_queries = [row for row in rows if row.site in ("q", "q_rotated", "scores")]
+    n_query_heads = {(row.of_layer, row.part): row.n_heads for row in of_queries}
+    for row in rows:
+        n = n_query_heads.get((row.of_layer, row.part), 0)
+        is_shared = row.site.startswith(("k", "v")) and row.n_heads < n
+        yield changed(row, of_kv_heads=is_shared)
 
 
 # -------------------------------------------------------------------------- what agrees again later

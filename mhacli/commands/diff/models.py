@@ -5,6 +5,7 @@ first differ.
 import gc
 import itertools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -87,8 +88,8 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     inputs = [each for each in known if each is not None]
     if not inputs:
         hint = (
-            "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another"
-            " tokenizer; --ids 3,7,5 gives ids"
+            "--ids 3,7,5 gives ids; --tokenizer FILE reads the text, and --tokenizer byte too, for"
+            " models of 256 ids or more"
         )
         raise UsageError("neither side has a tokenizer", hint=hint)
     if [*inputs[0]] != [*inputs[-1]]:
@@ -189,7 +190,7 @@ def _computed(
         return outputs_of(side.word, map_forms(request.map), first, side.dtype)
     tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
     if loaded is None:
-        model, forward = _built(side, tensors, stage)
+        model, forward = _built(side, tensors, stage, "a" if side is request.sides[0] else "b")
     else:
         _require_room(loaded, max(len(rows[0]) for rows in inputs.values()))
         stage(f"loading {side.word}", limited=None)
@@ -201,7 +202,13 @@ def _computed(
     mapped = (
         asked_for(model, b.word, forms) if b.kind == "tensors" else _mapped(model, forms, first)
     )
-    computed = compute(model, forward, mapped)
+    try:
+        computed = compute(model, forward, mapped)
+    except MhaError as fault:
+        if loaded is not None or fault.typed_hint is not None:
+            raise
+        hint = "mha diff gives code ids; mhacli.diff(model_a, model_b, x) in Python takes vectors x"
+        raise MhaError(**fault.typed() | {"hint": hint}) from fault
     if request.one_at_a_time or request.save:
         computed.measure_rounding()
         del model, forward
@@ -256,11 +263,21 @@ def _require_room(loaded: Loaded, length: int) -> None:
         raise MhaError(message, hint=hint, code="too-large")
 
 
-def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.Module, Forward]:
-    """A model that code builds, and its call."""
+def _built(
+    side: Side, tensors: Mapping[str, Tensor], stage: Stage, letter: str
+) -> tuple[nn.Module, Forward]:
+    """A model that code builds, and its call. An error of its arguments names the option of the
+    side with this letter.
+    """
     device = "cpu" if side.device == "auto" else side.device
     target = TargetRequest(side.word, arguments=pairs(side.arg, "arg"), device=device)
-    built = load_built(target, stage)
+    try:
+        built = load_built(target, stage)
+    except MhaError as fault:
+        typed = fault.typed()
+        for name in ("message", "hint"):
+            typed[name] = re.sub(r"--arg(?![-\w])", f"--arg-{letter}", typed[name] or "") or None
+        raise MhaError(**typed) from fault
     module = built.module
     if module is None:
         raise MhaError(f"{side.word} gives no torch.nn.Module", code="no-target")

@@ -24,13 +24,14 @@ Document = TypeVar("Document", "RecordDocument", "ModelDocument")
 class Diff(dict[str, Any], Shown, Generic[Document]):
     """The document that `mha diff --json` prints, which also shows itself as the command does.
     `verdict` says whether the two are equal up to rounding in all that was compared, `nothing`
-    if that is nothing; `summary` is the result in a sentence.
+    if that is nothing; `ok` is True if they agree; `summary` is the result in a sentence.
     """
 
     def __init__(self, document: Document) -> None:
         super().__init__(plain(document))
         self.document: Document = document
         self.verdict: Verdict = document.verdict
+        self.ok = self.verdict == "agree"
         self.summary = document.summary
 
     def __repr__(self) -> str:
@@ -301,7 +302,8 @@ class _OfBoth(Located, frozen=True):
 class Difference(_OfBoth, frozen=True):
     """The difference of two models at a place: `relative` to what the first computes, the `largest`
     of a number with its indices `at`, and the `head` that differs most; None for what is not
-    finite. It is `beyond` rounding, and so are `heads`; it is `healed` if what follows from it
+    finite. These are kv heads if query heads share them, and query heads where keys were repeated.
+    It is `beyond` rounding, and so are `heads`; it is `healed` if what follows from it
     agrees again, such as after two implementations that scale in another order.
     """
 
@@ -315,6 +317,7 @@ class Difference(_OfBoth, frozen=True):
     beyond: bool
     healed: bool = False
     number: int = 0
+    of_kv_heads: bool = False
 
 
 class Unmatched(_OfBoth, frozen=True):

@@ -8,9 +8,10 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Source
 
 from .request import DiffRequest, Side
-from .result import ModelDiff, RecordDiff
+from .result import ModelDiff, ModelDocument, RecordDiff
 from .sites import labels_of
 from .view import by_size, shown_layers
+from .words import times_rounding
 
 
 def steps_of_records(d: RecordDiff, options: ViewOptions) -> Iterator[NextStep]:
@@ -44,6 +45,7 @@ def steps_of_models(
     """
     first, text = d.document.first, _text(source)
     if first is None:
+        yield from _in_float32(d.document, request)
         yield from _all_of(d, options)
     elif text and request.tokenizer is None:
         shown: tuple[str, ...] = ("--tokens", "--view", "none")
@@ -70,11 +72,31 @@ def steps_of_models(
         yield from steps[: None if first.layer is not None else 1]  # both read the same ids
 
 
-def _all_of(d: RecordDiff | ModelDiff, options: ViewOptions) -> Iterator[NextStep]:
-    """All that was compared, if the two agree."""
+def _in_float32(d: ModelDocument, request: DiffRequest) -> Iterator[NextStep]:
+    """The same in float32, where one rounding step of 16 bits is less than the difference."""
+    words, has_16_bits = [*_repeatable()], {"float16", "bfloat16"} & {*d.dtypes}
+    if "--dtype" in words:
+        at = words.index("--dtype")
+        del words[at : at + 2]
+    elif request.dtype is not None:
+        return
+    is_loaded = all(side.kind in ("checkpoint", "code") for side in request.sides)
+    is_near = any(times_rounding(place) > 1 for place in d.places)
+    if words and has_16_bits and is_loaded and is_near and request.dtype_b is None:
+        yield NextStep((*words, "--dtype", "float32"), "compares with less rounding")
+
+
+def _repeatable() -> Sequence[str]:
+    """The words of this command, none if they cannot be typed again with others behind them."""
     words = record_command()[1:]
     is_clear = all(map(str.isprintable, words)) and not {"-", "--"} & {*words}
-    if d.verdict == "agree" and not options.everything and is_clear:
+    return words if is_clear else ()
+
+
+def _all_of(d: RecordDiff | ModelDiff, options: ViewOptions) -> Iterator[NextStep]:
+    """All that was compared, if the two agree."""
+    words = _repeatable()
+    if words and d.verdict == "agree" and not options.everything:
         yield NextStep((*words, "--all"), "lists all that is compared")
 
 

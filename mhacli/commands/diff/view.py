@@ -391,6 +391,7 @@ _PLACE_COLUMNS: list[Column[Difference]] = [
         where,
         style=lambda row: "red" if row.beyond and not row.healed else "",
         least=34,
+        wraps=True,
     ),
     Column("relative", lambda row: row.relative, unit="number", meaning="|B − A| ÷ |A|"),
     Column("rounding", lambda row: row.rounding, unit="number", meaning="change by rounding"),

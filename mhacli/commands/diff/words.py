@@ -59,13 +59,23 @@ def summary_of(d: ModelDocument) -> str:
     if d.first is not None:
         return f"they first differ in {_size(d.first)}; {_cause(d, d.first)}{_not_in_both(d)}"
     equal = [place for place in d.places if not place.healed]
-    nearest = max(equal, key=lambda place: (place.relative or 0.0) / place.rounding)
+    nearest = max(equal, key=times_rounding)
     words = "they are the same, bit for bit"
     if nearest.relative:
-        words = f"the nearest to it is {_size(nearest)}"
+        n = d.times_rounding or 1
+        limit = shown(n * nearest.rounding, "number")
+        words = (
+            f"the nearest to it is {_size(nearest)}; differences count beyond {limit}, {n} ×"
+            " rounding"
+        )
     if n_healed := len(d.places) - len(equal):
         words += f"; {n_healed} more differ, and what follows from them does not"
     return f"no difference beyond rounding in {len(equal)} places; {words}{_not_in_both(d)}"
+
+
+def times_rounding(place: Difference) -> float:
+    """How many times its rounding a difference is."""
+    return (place.relative or 0.0) / place.rounding
 
 
 def _not_in_both(d: ModelDocument) -> str:
@@ -108,7 +118,7 @@ def where(place: Row) -> str:
     if place.stack:
         words[0] = f"{place.stack} {words[0]}"
     if isinstance(place, Difference) and place.heads:
-        noun = "kv head" if place.site.startswith(("k", "v")) else "head"
+        noun = "kv head" if place.of_kv_heads else "head"
         if len(place.heads) == place.n_heads > 1:
             words.append(f"all {noun}s")
         else:
@@ -139,6 +149,9 @@ def _cause(d: ModelDocument, first: Difference) -> str:
     order = [*CAUSES]  # that of execution
     before = order[: order.index(site)] if site in order else []
     causes = [*_not_compared(before, part, equal, unmatched), CAUSES.get(site, first.site)]
+    keys = compared.get(("attention", "k"))
+    if first.site == "k_rotated" and keys is not None and keys.n_heads < first.n_heads:
+        causes[-1] += ", or the order in which kv heads are repeated,"
     is_captured = any((part, inner) in {*compared, *unmatched} for inner in ("scores", "z"))
     if site == ("attention", "output") and not is_captured:
         causes.insert(-1, "inside of attention, of which nothing was captured,")

@@ -81,7 +81,7 @@ def _question(record: EffectRecord) -> Iterator[str]:
     if summary.target is not None:
         yield f"without removal {shown(summary.logit, 'number')}"
         if summary.rank is not None:
-            yield f"log probability {shown(summary.logprob, 'number')}"
+            yield f"log probability {shown(summary.logprob, 'size')}"
             most_likely = ", the most likely" if summary.rank == 0 else ""
             yield f"rank {summary.rank}{most_likely}"
     yield from dict.fromkeys(map(_removal, record.effects))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mhacli.record.heads import in_order
-from mhacli.record.record import EffectRecord, Record, is_a
+from mhacli.record.record import DecodingRecord, EffectRecord, Record, is_a
 from mhacli.render.base.colours import UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.grids import levels, ramp_of, scale_words, swatch_levels
@@ -164,9 +164,9 @@ def walkthrough(record: Record) -> Html:
     """
     if not record.trace:
         return Html("")
-    if record.decoding is not None:
+    if is_a(record, DecodingRecord):
         heading = "decoding, step by step"
-        body = [table(step_table(record.trace, range(len(record.sequences))))]
+        body = [table(step_table(record, range(len(record.sequences))))]
     else:
         heading = "shapes, step by step"
         is_of_run = record.survey is None

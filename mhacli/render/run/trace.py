@@ -27,7 +27,7 @@ from mhacli.record.record import (
     UserModule,
     is_a,
 )
-from mhacli.record.sites import Dims, mask_rules, variants
+from mhacli.record.sites import Dims, mask_rules, step_flops, variants
 from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import (
     configuration,
@@ -355,7 +355,7 @@ def decode_view(record: DecodingRecord, options: ViewOptions, screen: Screen) ->
     return spaced(
         [
             Group(head, cache, *kv_heads_line(record.of_layer(0))),
-            Group(*table(step_table(record.trace, sequences, most), screen.width)),
+            Group(*table(step_table(record, sequences, most), screen.width)),
             _costs(record, screen),
             self_check_line(record.self_check, compared),
         ]
@@ -363,11 +363,13 @@ def decode_view(record: DecodingRecord, options: ViewOptions, screen: Screen) ->
 
 
 def step_table(
-    steps: Sequence[Step], sequences: Sequence[int], most: int | None = None
+    record: DecodingRecord, sequences: Sequence[int], most: int | None = None
 ) -> Table[int]:
     """A row for each step that has a cache: the new tokens of some sequences, the number of keys,
-    and the bytes read and added.
+    and the bytes read and added, by one layer of a checkpoint.
     """
+    steps = record.trace
+    layer = record.layers[0].label if is_a(record, CheckpointRecord) else ""
     caches = [step.cache for step in steps if step.cache is not None]
 
     def cached(value: Callable[[CacheStep], int]) -> Callable[[int], int | None]:
@@ -377,22 +379,47 @@ def step_table(
         texts = [caches[n].tokens[b] for b in sequences if b < len(caches[n].tokens)]
         return " | ".join(" ".join(map(token_label, tokens)) or "padding" for tokens in texts)
 
+    def n_keys(n: int) -> int | str | None:
+        counts = [caches[n].n_visible[b] for b in sequences if b < len(caches[n].n_visible)]
+        return counts[0] if len({*counts}) == 1 else " | ".join(map(str, counts)) or None
+
+    has_words = any(isinstance(n_keys(n), str) for n in range(len(caches)))
+
+    of_layer = f" of {layer}" if layer else ""
     columns: list[Column[int]] = [
         column("decode", "number", lambda n: n, "integer"),
         column("decode", "phase", lambda n: caches[n].phase, drop=2),
         column("decode", "tokens", new_tokens, least=_LEAST_TOKENS),
-        column("decode", "sees", lambda n: caches[n].start + caches[n].q_shape[2], "integer"),
-        column("decode", "appends", cached(lambda step: step.appended_bytes), "bytes", drop=1),
-        column("decode", "reads", cached(lambda step: step.read_bytes), "bytes"),
+        column("decode", "sees", n_keys, "id" if has_words else "integer"),
+        column(
+            "decode",
+            "appends",
+            cached(lambda step: step.appended_bytes),
+            "bytes",
+            drop=1,
+            meaning=f"bytes into the cache{of_layer}",
+        ),
+        column(
+            "decode",
+            "reads",
+            cached(lambda step: step.read_bytes),
+            "bytes",
+            meaning=f"bytes from the cache{of_layer}",
+        ),
         column("decode", "difference", lambda n: caches[n].max_abs_difference, "number", drop=3),
     ]
     return Table(columns, range(len(caches)), most=most, has_ends=True)
 
 
 def _costs(record: DecodingRecord, screen: Screen) -> Text:
-    """The size of the cache, and the length at which reading it exceeds reading the weights."""
+    """The size of the cache, and the length at which reading it exceeds reading the weights; or
+    what is computed again without a cache.
+    """
     decoding, length = record.decoding, record.decoding.crossing_len
     layers = "" if record.model is None else f" of all {count_of(record.model.n_layers, 'layer')}"
+    weights = f"weights: {shown(decoding.weight_bytes, 'bytes')}, which every step reads"
+    if decoding.cache == "none":
+        return flowing([*_without_cache(record), weights], screen.width)
     beyond = f"{length:,.0f}" if length >= 10 else f"{length:.1f}"
     crossing = f"beyond {beyond} tokens a step reads more cache than weights"
     most = None if record.model is None else record.model.max_positions
@@ -400,10 +427,29 @@ def _costs(record: DecodingRecord, screen: Screen) -> Text:
         crossing = f"up to the last of {most:,} positions a step reads more weights than cache"
     parts = [
         f"cache{layers}: {shown(decoding.token_bytes, 'bytes')} for every token of every sequence",
-        f"weights: {shown(decoding.weight_bytes, 'bytes')}, which every step reads",
+        weights,
         crossing,
     ]
     return flowing(parts, screen.width)
+
+
+def _without_cache(record: DecodingRecord) -> Iterator[str]:
+    """The tokens whose keys and values are computed, and the operations, without and with a
+    cache.
+    """
+    config, steps, n_rows, flops = record.of_layer(0).config, record.trace, list[int](), 0
+    for step in steps:
+        if step.cache is not None:
+            batch, _, length, _ = step.cache.q_shape
+            n_new = length - step.cache.n_past
+            n_rows.append(length)
+            flops += step_flops(
+                config, batch=batch, n_new=n_new, length=length, cache="preallocated"
+            )
+    tokens = count_of(sum(n_rows), "token")
+    yield f"keys and values computed: {tokens} per sequence, with a cache {n_rows[-1]:,}"
+    total = shown(sum(step.flops for step in steps), "count")
+    yield f"operations: {total}, with a cache {shown(flops, 'count')}"
 
 
 # ----------------------------------------------------------------------------------------- the mask

@@ -328,6 +328,7 @@ def test_a_step_counts_what_it_reads_and_appends(name: str, mha: Any) -> None:
         n_new = step["q_shape"][2]
         assert step["q_shape"] == [1, N_HEADS, n_new, d_head]
         assert step["k_shape"] == step["v_shape"] == [1, n_kv_heads, n_new, d_head]
+        assert step["n_visible"] == [step["n_past"] + n_new]
         assert step["appended_bytes"] == n_new * token
         assert step["read_bytes"] == step["cache_bytes"] == (step["n_past"] + n_new) * token
     summary, n_layers = document["decoding"], N_HALF if name == "t5" else N_LAYERS

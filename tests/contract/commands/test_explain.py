@@ -79,6 +79,10 @@ def test_the_list_and_the_groups_name_every_term(mha: Mha, terms: list[Term]) ->
         ("|i-j|", {("column", "|i−j|")}),
         ("≈", {("sign", "≈")}),
         ("KL", {("effect", "KL")}),
+        ("sinusoidal", {("concept", "positional encoding")}),
+        ("masks", {("concept", "mask")}),
+        ("not tried", {("concept", "behaves")}),
+        ("autocast", {("concept", "autocast")}),
     ],
 )
 def test_a_word_means_every_term_of_that_name_however_it_is_spelt(

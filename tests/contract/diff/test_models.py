@@ -303,6 +303,40 @@ class Port(nn.Module):
         return self.to_words(self.end(x)[:, -1:] if self.last else self.end(x))
 
 
+class Grouped(nn.Module):
+    """Attention of 8 query heads that share 2 kv heads, repeated head by head, or all at once."""
+
+    def __init__(self, *, tiled: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.tiled = nn.Embedding(9, 32), tiled
+        self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(32, n) for n in (32, 8, 8, 32))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        q, k, v = (
+            project(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+            for project in (self.w_q, self.w_k, self.w_v)
+        )
+        k, v = (
+            each.repeat(1, 4, 1, 1) if self.tiled else each.repeat_interleave(4, dim=1)
+            for each in (k, v)
+        )
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.w_o(z.transpose(1, 2).flatten(2))
+
+
+def test_repeated_keys_have_query_heads_and_those_that_are_shared_kv_heads() -> None:
+    models = Grouped(tiled=False), Grouped(tiled=True)
+    document = mhacli.diff(*models, torch.tensor([[3, 5, 7]]))
+    assert (document["first"]["site"], document["first"]["heads"]) == ("k_rotated", [1, 3, 4, 6])
+    places = {place["site"]: place for place in document["places"]}
+    assert places["k"]["of_kv_heads"]
+    assert not places["k_rotated"]["of_kv_heads"]
+    assert "repeated" in document["summary"]
+    assert (document.ok, mhacli.diff(models[0], models[0], torch.tensor([[3]])).ok) == (False, True)
+
+
 @pytest.mark.parametrize("by_hand", [pytest.param(True, marks=pytest.mark.real), False])
 @pytest.mark.parametrize(
     ("mistake", "place"),
@@ -585,6 +619,32 @@ def test_what_cannot_be_compared_is_one_sentence(
     }
     ended = mha("diff", *(known.get(word, word) for word in words.split()), "--json", code=code)
     assert mentions in ended.said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "mentions", "lacks"),
+    [
+        ("FILE FILE TEXT", 2, "--ids", "--arg"),
+        ("FILE FILE --ids 3,55", 1, "39", "config.json"),
+        ("FILE FILE --ids 3,5 --arg-b nothing=3", 1, "--arg-b nothing", "constructor"),
+        ("VECTORS VECTORS --ids 3,5", 1, "mhacli.diff", "config.json"),
+        ("bench.json bench.json", 1, "records, models or arrays", "--file"),
+    ],
+)
+def test_the_hint_for_code_and_json_is_what_works_there(
+    mha: Any, tmp_path: Path, words: str, code: int, mentions: str, lacks: str
+) -> None:
+    lines = [
+        "from torch import nn",
+        "def ids(): return nn.Sequential(nn.Embedding(40, 16), nn.Linear(16, 40))",
+        "def vectors(): return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 40))",
+    ]
+    (tmp_path / "small.py").write_text("\n".join(lines))
+    (tmp_path / "bench.json").write_text('{"schema": "mha.bench/1"}')
+    known = {"FILE": "small.py:ids", "VECTORS": "small.py:vectors", "TEXT": TEXT}
+    ended = mha("diff", *(known.get(word, word) for word in words.split()), code=code)
+    assert mentions in ended.said
+    assert lacks not in ended.said
 
 
 class Mean(nn.Module):

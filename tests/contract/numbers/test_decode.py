@@ -87,6 +87,9 @@ def require_steps(document: Any, right: Any) -> None:
     assert document["self_check"]["ok"]
     assert document["self_check"]["max_abs_error"] <= 1e-12
     assert all(step["cache"]["max_abs_difference"] <= 1e-12 for step in document["trace"])
+    for step in document["trace"]:
+        last = step["cache"]["n_past"] + step["shape"][1] - 1
+        assert step["cache"]["n_visible"] == allowed[:, :, last].any(1).sum(-1).tolist()
     for name, tensor in {
         "pattern": attention.pattern,
         "z": attention.z,
@@ -186,6 +189,20 @@ def test_a_prefill_of_five_and_two_steps_move_the_bytes_of_their_tokens(
     }
     for name, tokens in by_name.items():
         assert [step[name] for step in steps] == [n * TOKEN for n in tokens], name
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    ("window", "visible"), [("", ["4", "5", "6"]), ("--window 2", ["3", "3", "3"])]
+)
+def test_the_last_token_sees_the_same_keys_with_every_cache(
+    cache: str, window: str, visible: list[str], mha: Any
+) -> None:
+    words = ["decode", "the cat sat on the mat", *window.split(), "--cache", cache]
+    lines = mha(*words, "--prompt-len", "4").stdout.splitlines()
+    rows = [line.split() for line in lines if " prefill " in line or " decode " in line]
+    n_after = 5 if cache != "none" else 3  # two sizes with a unit each, or two dashes; a number
+    assert [row[-n_after - 1] for row in rows] == visible
 
 
 LAYERS = {

@@ -243,6 +243,8 @@ FILES = (
 
 OTHERS = (
     Refusal("bench 'the cat'", 2, USAGE),
+    Refusal("run x --mask", 2, USAGE, "--mask|mha trace"),
+    Refusal("bench --prompt-len 3", 2, USAGE, "--prompt-len|mha decode"),
     Refusal("check", 2, USAGE),
     Refusal("check mine.py", 2, USAGE, "mine.py"),
     Refusal("check mine.py:", 2, USAGE),
