@@ -115,7 +115,9 @@ class ViewOptions:
     shapes: bool = setting(False, VIEW, "Print the shape of every step.", modes=("layer", "record"))
     timings: bool = setting(False, VIEW, "Print the time of every step.", modes=("layer", "record"))
     verbose: bool = setting(False, VIEW, "Print every table, column and detail.")
-    brief: bool = setting(False, VIEW, "Print one line per head.", excludes=_DETAILS)
+    brief: bool = setting(
+        False, VIEW, "Print the table of heads and the self-check only.", excludes=_DETAILS
+    )
     words: bool = setting(
         False,
         VIEW,
