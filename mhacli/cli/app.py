@@ -20,7 +20,7 @@ from mhacli.io.memory import gc_paused
 
 from .console import discard_stdout, flush, print_error, require_stdout, write
 from .help import Answer, answering_flag, command_help, help_flags, program_help
-from .parameters import Command, read_by_typer, with_signature
+from .parameters import Command, option_names, read_by_typer, with_signature
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Show attention": {
@@ -199,13 +199,19 @@ def _program() -> Callable[..., None]:
 
 def _function(name: str, *, with_other_names: bool) -> Callable[..., Callable[[], None]]:
     """The function that Typer calls with the options of a command, whose module is imported."""
+    command = _command(name)
+    text = partial(command_help, name, COMMANDS[name], command)
+    flags = help_flags(short=partial(text, everything=False), whole=partial(text, everything=True))
+    return read_by_typer(command, flags, with_other_names=with_other_names)
+
+
+def _command(name: str) -> Command:
+    """A command, whose module is imported."""
     module = importlib.import_module(f"mhacli.commands.{name}")
     if hasattr(module, "__path__"):  # a folder
         module = importlib.import_module(f"mhacli.commands.{name}.command")
     command: Command = getattr(module, name)
-    text = partial(command_help, name, COMMANDS[name], command)
-    flags = help_flags(short=partial(text, everything=False), whole=partial(text, everything=True))
-    return read_by_typer(command, flags, with_other_names=with_other_names)
+    return command
 
 
 def _not_loaded() -> Callable[[], None]:
@@ -253,4 +259,14 @@ def _usage_error(message: str, words: Sequence[str]) -> UsageError:
         hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
     if replacement := _GONE.get(f"{words[0]} {option}" if words else ""):
         hint = f"it is gone; {replacement} takes its place"
+    if program != "mha":
+        message = re.sub(r"(?<=Possible options: )[^)]+", partial(_of_help, words[0]), message)
     return UsageError(message, hint=hint)
+
+
+def _of_help(name: str, options: re.Match[str]) -> str:
+    """The options that Typer suggests, by the names in the help of their command."""
+    first_of = dict[str, str]()
+    for names in map(option_names, _command(name).settings):
+        first_of |= dict.fromkeys("/".join(names).split("/"), names[0].partition("/")[0])
+    return ", ".join(dict.fromkeys(first_of.get(word, word) for word in options[0].split(", ")))

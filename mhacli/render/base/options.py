@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from mhacli import settings
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import SORTS, require_order
@@ -47,7 +48,7 @@ def _order(word: str) -> str:
 
 def head_list(word: str) -> tuple[int, ...]:
     """Heads, or the mean of all. Raises `ValueError` with the form."""
-    return (MEAN_OF_HEADS,) if word == "mean" else index_list(word)
+    return (MEAN_OF_HEADS,) if word == "mean" else settings.head_list(word)
 
 
 _indices = partial(setting, parse=index_list, metavar="LIST")

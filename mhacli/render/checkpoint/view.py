@@ -387,7 +387,7 @@ def _sinks(content: _Content) -> Text:
             for sink in head.sinks
         ]
         width = content.screen.width
-        return sinks_text(tokens, "sinks by token", "layer.head ", width, " of the documents")
+        return sinks_text(tokens, "sinks by token", "layer.head ", width, n_documents)
     return sinks_line(record, layers, content.heads, content.screen)
 
 

@@ -392,10 +392,10 @@ def sinks_line(
 
 
 def sinks_text(
-    sinks: Sequence[SinkOfHead], label: str, unit: str, width: int, whole: str = ""
+    sinks: Sequence[SinkOfHead], label: str, unit: str, width: int, n_documents: int = 0
 ) -> Text:
     """Each sink with the number of heads that have it, and the head with most; of many the
-    commonest. The `unit` of heads is printed once, and `whole` says what fractions are of.
+    commonest. The `unit` of heads is printed once. Fractions may be of documents.
     """
     groups = grouped(sinks, lambda sink: sink.name).values()
     ordered = sorted(groups, key=lambda group: (-len(group), -max(group).fraction, group[0].name))
@@ -405,13 +405,20 @@ def sinks_text(
         where = most.head if parts else f"{unit}{most.head}"
         parts.append(
             f"{most.name} in {count_of(len(group), 'head')}, at most"
-            f" {shown(most.fraction, 'percent')}{whole} ({where})"
+            f" {_part(most.fraction, n_documents)} ({where})"
         )
     if len(ordered) > _MAX_SINKS:
         parts.append(f"{len(ordered) - _MAX_SINKS} others")
     if not parts:
         return Text(f"{label}: none", "dim")
     return Text(f"{label}:\n", "magenta").append_text(flowing(parts, width, style="magenta"))
+
+
+def _part(fraction: float, n_documents: int) -> str:
+    """A fraction of all attention, or of documents their number."""
+    if not n_documents:
+        return shown(fraction, "percent")
+    return f"in {round(fraction * n_documents):,} of {count_of(n_documents, 'document')}"
 
 
 def token_name(
