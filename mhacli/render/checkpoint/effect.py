@@ -170,7 +170,7 @@ def _answer(record: EffectRecord) -> str:
     verb, it = ("matter", "them") if strongest.removed == "heads" else ("matters", "it")
     if n > 1:
         verb += " most"
-        if n < len(record.heads):
+        if strongest.removed != "edge" and n < len(record.heads):
             verb += f" of the {n} removals"
     return f"{_subject(strongest, record)} {verb}: without {it} {measured} {consequence}"
 

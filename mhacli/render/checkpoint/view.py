@@ -347,8 +347,12 @@ def _end(content: _Content) -> Iterator[RenderableType]:
     yield Group(content.header(), checks) if has_no_header else checks
 
 
-def sort_of(heads: Sequence[HeadStatistics], options: ViewOptions) -> str:
-    """The order of the table: as requested, or else by the effects of removals if known."""
+def sort_of(record: Record, heads: Sequence[HeadStatistics], options: ViewOptions) -> str:
+    """The order of the table: as requested, or else by the effects of removals if known, which have
+    a table of their own in a scan.
+    """
+    if record.scan:
+        return options.sort
     effects = [name for name in _EFFECTS if any(getattr(head, name) is not None for head in heads)]
     return effects[0] if effects and options.sort == "head" else options.sort
 
@@ -359,7 +363,7 @@ def listed_heads(
     """The heads with a table row, in order, and how they were selected if not all: by the requested
     order, or by excess.
     """
-    sort = sort_of(heads, options)
+    sort = sort_of(record, heads, options)
     ordered = in_order(heads, sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
     ranked = MAX_RANKED if record.scan is None else MAX_OF_CORPUS

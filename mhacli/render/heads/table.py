@@ -183,6 +183,7 @@ def _number_columns(
         _statistic_column(statistic, options, survey.sink_tokens, across)
         for statistic in (*OF_REMOVAL, *STATISTICS)
         if statistic.priority is not None
+        and not (record.scan and statistic in OF_REMOVAL and statistic.field != options.sort)
         and not (
             statistic.optional
             and all(getattr(head, statistic.field) is None for head in record.heads)
@@ -332,11 +333,9 @@ def _remarks(
     """What numbers are means of, and the meaning of the names and numbers beside head types."""
     yield "means over queries"
     changes = [row.words.heading for row in removal_columns(listed) if row.field != "floor"]
-    if changes:
+    if changes and not record.scan:
         n_texts = len(record.sequences)
         mean = f"mean over {n_texts} texts, " if n_texts > 1 else ""
-        if record.scan:
-            mean = "mean over documents, "
         yield f"{' and '.join(changes)}: {mean}{MEASURED_AT}"
     yield from beside_types(listed)
     headings = {row.words.heading for row in STATISTICS if row.priority == 1}

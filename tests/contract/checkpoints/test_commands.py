@@ -21,6 +21,7 @@ from support.checkpoints import (
     BEGIN_ID,
     END_ID,
     FAMILIES,
+    N_HALF,
     N_HEADS,
     N_LAYERS,
     N_POSITIONS,
