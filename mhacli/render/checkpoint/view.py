@@ -628,10 +628,10 @@ def _statistic_of_type(head: HeadStatistics) -> str:
 def _heading(statistic: str) -> str:
     """The heading of a statistic that makes types."""
     if statistic == "at_offset":
-        return "at the distance"
+        return "at distance"
     name = statistic.removesuffix(where_possible(""))
     heading = words_of("columns", "statistic")[name].heading
-    return heading if name == statistic else f"{heading} where possible"
+    return heading if name == statistic else f"{heading} if any"
 
 
 def _rows(heads: Iterable[_NamedHead], statistics: Iterable[str]) -> Iterator[_Row]:
@@ -654,8 +654,8 @@ def _spreads(rows: Sequence[_Row]) -> Table[_Row]:
         *_distribution("mean"),
     ]
     legends = {
-        "at_offset": "at the distance: weight at the commonest strongest distance, else 0",
-        where_possible(""): "where possible: over the queries that see a copy",
+        "at_offset": "at distance: weight at the commonest strongest distance, else 0",
+        where_possible(""): "if any: over the queries that see a copy",
     }
     legend = [
         words
