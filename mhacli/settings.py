@@ -172,6 +172,22 @@ def index_list(word: str) -> tuple[int, ...]:
 _MAX_LISTED = 100_000
 
 
+def head_list(word: str) -> tuple[int, ...]:
+    """Heads of chosen layers from `0,2-3`. Raises `ValueError` with the form, and for a head with
+    its layer, as screens name it, with the options of both.
+    """
+    match = re.fullmatch(r"(?:(encoder|decoder|cross)[. ])?([0-9]+)\.([0-9]+)", word.strip())
+    if match:
+        layer = f"{match[1]}.{match[2]}" if match[1] else match[2]
+        raise ValueError(f"{word[:80]!r} names a layer too: --layer {layer} --head {match[3]}")
+    return index_list(word)
+
+
+def query_list(word: str) -> tuple[int, ...]:
+    """Queries from `0,4-6`, or -1 for the last one, `last`. Raises `ValueError` with the form."""
+    return (-1,) if word in ("last", "-1") else index_list(word)
+
+
 def example_call(word: str) -> str:
     """The word, if it is a `lambda` of a target, or of a target and a length. Raises `ValueError`
     with the form.
@@ -701,13 +717,16 @@ _NAMED_LAYERS = {"all": ALL_LAYERS, "last": LAST_LAYER, "-1": LAST_LAYER}
 
 
 def layer_list(word: str) -> tuple[LayerChoice, ...]:
-    """Layers from `5`, `0,8-10`, `decoder.0-3,cross.5`, `all` or `last`. Raises `ValueError` with
-    the form.
+    """Layers from `5`, `0,8-10`, `decoder.0-3,cross.5`, `all` or `last`, all of a kind from
+    `cross`. Raises `ValueError` with the form.
     """
     layers: list[LayerChoice] = []
     for part in word.split(","):
+        part = part.strip()
+        if part in get_args(AttentionKind):
+            part += ".all"
         match = re.fullmatch(
-            rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+|all|last)", part.strip()
+            rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+|all|last)", part
         )
         if match is None:
             raise ValueError(f"{word[:80]!r} is not a list such as 5, 0,8-10 or decoder.5,cross.5")

@@ -266,6 +266,8 @@ def _usage_error(message: str, words: Sequence[str]) -> UsageError:
         hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
     if replacement := _GONE.get(f"{words[0]} {option}" if words else ""):
         hint = f"it is gone; {replacement} takes its place"
+    if program != "mha":
+        message = re.sub(r"(?<=Possible options: )[^)]+", partial(_of_help, words[0]), message)
     return UsageError(message, hint=hint)
 
 
@@ -276,3 +278,11 @@ def _commands_with(option: str) -> Iterator[str]:
             names = chain(*(each.split("/") for each in option_names(declared)))
             if option in names and not declared.option.hidden:
                 yield f"mha {name}"
+
+
+def _of_help(name: str, options: re.Match[str]) -> str:
+    """The options that Typer suggests, by the names in the help of their command."""
+    first_of = dict[str, str]()
+    for names in map(option_names, _command(name).settings):
+        first_of |= dict.fromkeys("/".join(names).split("/"), names[0].partition("/")[0])
+    return ", ".join(dict.fromkeys(first_of.get(word, word) for word in options[0].split(", ")))

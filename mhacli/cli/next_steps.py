@@ -173,7 +173,7 @@ def _on_screen(record: Record, options: ViewOptions) -> Sequence[HeadStatistics]
 def _head_to_draw(record: Record, options: ViewOptions) -> HeadStatistics | None:
     """The first head in the order of a statistic, or else that with the largest excess."""
     heads, _ = listed_heads(record, _on_screen(record, options), options)
-    order = sort_of(heads, options)
+    order = sort_of(record, heads, options)
 
     def excess(head: HeadStatistics) -> float:
         nearest = nearest_type(head)

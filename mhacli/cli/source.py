@@ -164,7 +164,7 @@ def require_layers(model: ModelSettings) -> None:
     """
     for kind, n in model.layers or ():
         if n < 0:
-            raise UsageError("--layer all and last are for mha run and mha show")
+            raise UsageError("--layer all, last and a kind alone are for mha run and mha show")
         require_in_config(model, "--layer", (n,), size="n_layers", kind=kind)
 
 
@@ -276,6 +276,8 @@ def read_texts(source: Source) -> list[str]:
     for name, pieces in texts_of(source):
         with show_activity(f"reading {name or 'the text'}"):
             text = "".join(pieces)
+        if name.endswith((".json", ".jsonl", ".ndjson")):
+            note(f"{name} is read as text, its JSON too; mha scan --field NAME reads fields of it")
         lines: list[str] = []
         if source.lines and name:  # only LF ends a line
             lines = [line for line in text.split("\n") if line.strip()]

@@ -21,7 +21,8 @@ from mhacli.settings import (
     Computation,
     Reading,
     Statistics,
-    index_list,
+    head_list,
+    query_list,
     setting,
 )
 from mhacli.text.spans import part_of
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _HEAD = "Compute only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
-_QUERY = "List the strongest keys of these queries in every head, such as 1000 or 0,5-7."
+_QUERY = "List the strongest keys of these queries in every head, such as 1000, 0,5-7 or last."
 _EFFECT = (
     "Add what the removal of each head changes, as mha effect measures it, in one table of all"
     " heads."
@@ -59,10 +60,10 @@ class Cells:
     """The heads to inspect, and the queries and keys to print."""
 
     head: tuple[int, ...] | None = setting(
-        None, "View", _HEAD, parse=index_list, metavar="LIST", common=True
+        None, "View", _HEAD, parse=head_list, metavar="LIST", common=True
     )
     query: tuple[int, ...] | None = setting(
-        None, HEADS, _QUERY, parse=index_list, metavar="LIST", common=True
+        None, HEADS, _QUERY, parse=query_list, metavar="LIST", common=True
     )
     top: int = setting(
         10,
@@ -81,7 +82,8 @@ class Cells:
         """The queries, keys and matrix block to keep. Raises `UsageError` for positions that do not
         exist, and for any position if the texts begin in different columns (`is_shifted`).
         """
-        queries, block = self.query or (), None
+        queries = tuple(range(q_len)[query] if query < 0 else query for query in self.query or ())
+        block = None
         if queries and max(queries) >= q_len:
             raise UsageError(out_of_range("--query", max(queries), q_len))
         if self.rows is not None or self.keys is not None:

@@ -83,8 +83,8 @@ class EffectSummary(Struct, frozen=True):
 
     `metric` is the field of `Effect` that ranks removals, and `measured` says what the model gives.
     `target` and `versus` are tokens, or names of classes, tags or answers; None for a vector;
-    `logit`, `logprob` and `rank` are those without removals. `floor` is the largest change of the
-    metric in batch rows without a removal. `screening` is None unless requested.
+    `logit`, `logprob` and `rank` are those without removals. `floor` is the noise floor of the
+    metric. `screening` is None unless requested.
     """
 
     metric: Literal["d_logit", "d_output"]

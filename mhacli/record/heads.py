@@ -329,13 +329,19 @@ def where_possible(name: str) -> str:
     return f"{name}_where_possible"
 
 
+def statistic_of_type(head: HeadStatistics, kind: Kind) -> str:
+    """The statistic that decides whether the head has a type."""
+    name = HEAD_TYPES[kind]
+    n_possible = getattr(head, f"n_{name}_queries", None) or 0
+    is_of_copies = kind not in head.positional and n_possible >= LEAST_COPY_QUERIES
+    return where_possible(name) if is_of_copies else name
+
+
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
     excesses = dict[Kind, float]()
-    for kind, name in HEAD_TYPES.items():
+    for kind in HEAD_TYPES:
         if kind not in UNTYPED:
-            n_possible = getattr(head, f"n_{name}_queries", None) or 0
-            if kind not in head.positional and n_possible >= LEAST_COPY_QUERIES:
-                name = where_possible(name)
+            name = statistic_of_type(head, kind)
             weight, uniform = (getattr(means, name, None) for means in (head, head.uniform))
             excesses[kind] = 0.0
             if weight is not None and uniform is not None and uniform <= 1 - _ROUNDING:

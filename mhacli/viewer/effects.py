@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from mhacli.numbers import shown
-from mhacli.record.effect import Effect, numbers_of
+from mhacli.record.effect import Effect
 from mhacli.record.record import EffectRecord
 from mhacli.render.base.colours import CHANGES
 from mhacli.render.base.format import flowing
@@ -109,7 +109,7 @@ class EffectsScreen(HeadsScreen):
         effect = self.removals.get(self.at)
         if effect is not None:
             yield Text(*title_line(view.removal_words(effect, record), width))
-            columns = map(view.number_column, numbers_of(record.effects))
+            columns = view.number_columns(record)
             numbers = [named(column.heading, column.text(effect)) for column in columns]
             yield flowing(numbers, width, "  ")
             meaning = [Text(view.meaning_of(self.summary), "dim")]

@@ -50,7 +50,7 @@ def effect(
     if n_texts > 1:
         raise UsageError(
             f"mha effect takes one text, and {n_texts} are given",
-            hint="give each text in a run of its own",
+            hint="mha heads --effect takes several texts, and mha scan --effect a corpus",
         )
     with loading_torch():
         from .study import checkpoint_study, layer_study

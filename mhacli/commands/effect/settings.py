@@ -38,7 +38,7 @@ def head_choices(word: str) -> tuple[HeadChoice, ...]:
     choices: list[HeadChoice] = []
     for part in word.split(","):
         match = re.fullmatch(
-            r"(?:(?:(encoder|decoder|cross)\.)?(\d{1,6})\.)?([0-9-]+)", part.strip()
+            r"(?:(?:(encoder|decoder|cross)[. ])?(\d{1,6})\.)?([0-9-]+)", part.strip()
         )
         if match is None:
             form = "LAYER.HEAD, such as 5.1 or 5.1,cross.6.3, or of heads, such as 0,2"

@@ -46,7 +46,7 @@ from mhacli.record.corpus import (
 )
 from mhacli.record.effect import EFFECT_NUMBERS
 from mhacli.record.exports import Columns, HeadTable
-from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadKey, HeadStatistics
+from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, OF_REMOVAL, HeadKey, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
 from mhacli.record.storage import MANIFEST, SUMMARY, load
 from mhacli.text.reading import Document
@@ -576,15 +576,21 @@ def _head(
         for numbers, prefix in ((means, ""), (uniform, "uniform_")):
             weights = np.where(columns["offset"] == offset, columns[f"{prefix}at_offset"], 0.0)
             numbers["at_offset"] = float(np.nansum(weights)) / n_documents
+            columns = {**columns, f"{prefix}at_offset": weights}
     means |= {name: np.nansum(columns[name]) for name in COUNTS.values() if name in columns}
     means[LARGEST] = np.fmax.reduce(columns[LARGEST])
-    head = mean_head(totals.keys[number], means, uniform)
+    effects: dict[str, Any] = {
+        row.field: _mean(columns[row.field])
+        for row in OF_REMOVAL
+        if row.field in columns and np.isfinite(columns[row.field]).any()
+    }
+    head = replace(mean_head(totals.keys[number], means, uniform), **effects)
     counts = totals.sums["kinds"][number].tolist()
     kinds = {kind: n for kind, n in zip(HEAD_TYPES, counts, strict=True) if n}
     sinks = sorted(
         totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0])
     )
-    spread = [name for name in (*averaged, LARGEST, *EFFECTS) if name in columns]
+    spread = [name for name in (*averaged, "at_offset", LARGEST, *EFFECTS) if name in columns]
     return head, CorpusHead(
         layer=head.layer,
         attention=head.attention,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from mhacli import settings
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import SORTS, require_order
@@ -47,7 +48,7 @@ def _order(word: str) -> str:
 
 def head_list(word: str) -> tuple[int, ...]:
     """Heads, or the mean of all. Raises `ValueError` with the form."""
-    return (MEAN_OF_HEADS,) if word == "mean" else index_list(word)
+    return (MEAN_OF_HEADS,) if word == "mean" else settings.head_list(word)
 
 
 _indices = partial(setting, parse=index_list, metavar="LIST")
@@ -115,7 +116,9 @@ class ViewOptions:
     shapes: bool = setting(False, VIEW, "Print the shape of every step.", modes=("layer", "record"))
     timings: bool = setting(False, VIEW, "Print the time of every step.", modes=("layer", "record"))
     verbose: bool = setting(False, VIEW, "Print every table, column and detail.")
-    brief: bool = setting(False, VIEW, "Print one line per head.", excludes=_DETAILS)
+    brief: bool = setting(
+        False, VIEW, "Print the table of heads and the self-check only.", excludes=_DETAILS
+    )
     words: bool = setting(
         False,
         VIEW,

@@ -11,7 +11,7 @@ from mhacli.errors import UsageError, out_of_range
 from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import InspectedLayer, LayerView, Record, texts_of
-from mhacli.settings import LAST_LAYER, AttentionKind, LayerChoice, LayerChoices
+from mhacli.settings import ALL_LAYERS, LAST_LAYER, AttentionKind, LayerChoice, LayerChoices
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 
@@ -44,7 +44,7 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]
         chosen = tuple(choice for each in chosen for choice in _resolved(each, record.layers))
     for kind, number in chosen or ():
         if not any(is_among(layer, ((kind, number),)) for layer in record.layers):
-            name = f"{kind}.{number}" if kind is not None else number
+            name = ".".join(str(part) for part in (kind, number) if part not in (None, ALL_LAYERS))
             raise UsageError(
                 f"--layer {name} is not in the record, which has {names_of(record.layers)}"
             )
@@ -55,12 +55,12 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]
 def _resolved(choice: LayerChoice, layers: Sequence[InspectedLayer]) -> list[LayerChoice]:
     """A choice with the numbers of layers for all or the last of each kind."""
     kind, number = choice
-    if number >= 0:
-        return [choice]
     numbers = dict[AttentionKind, list[int]]()
     for layer in layers:
         if kind in (None, layer.kind):
             numbers.setdefault(layer.kind, []).append(layer.layer)
+    if number >= 0 or not numbers:  # no layer of this kind is refused by its name
+        return [choice]
     if number == LAST_LAYER:
         return [(kind, max(of_kind)) for kind, of_kind in numbers.items()]
     return [(kind, n) for kind, of_kind in numbers.items() for n in of_kind]

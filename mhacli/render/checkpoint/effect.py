@@ -15,15 +15,24 @@ from rich.text import Text
 
 from mhacli.numbers import Unit, shown
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.record.record import EffectRecord, Record, texts_of
+from mhacli.record.record import CheckpointRecord, EffectRecord, Record, is_a, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
-from mhacli.render.base.format import count_of, flowing, plural, random_line, type_text
+from mhacli.render.base.format import (
+    configuration,
+    count_of,
+    flowing,
+    plural,
+    random_line,
+    type_text,
+)
 from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import grouped
 from mhacli.render.base.terminal import table
-from mhacli.render.heads.table import BESIDE_TYPES
+from mhacli.render.heads.table import beside_types
 from mhacli.text.escape import token_label, visible
+
+from .header import model_header, texts_read
 
 _MOST_ROWS = 5
 """The most rows of the table."""
@@ -45,10 +54,15 @@ _IT_IS = {
 def effect_view(
     record: EffectRecord, options: ViewOptions, screen: Screen, *, has_map: bool = True
 ) -> Iterator[RenderableType]:
-    """The sections of a record with effects: the answer, the map of heads or the coloured text
-    unless a picture of it stands elsewhere, the table, the verification.
+    """The sections of a record with effects: what was read, the answer, the map of heads or the
+    coloured text unless a picture of it stands elsewhere, the table, the verification.
     """
-    words = effect_words(record, screen)
+    words = _words(record, screen)
+    if is_a(record, CheckpointRecord):
+        yield model_header(record, screen, in_brief=True)
+    else:
+        yield configuration(record, screen.width, *texts_read(record))
+    yield Text("")
     yield from words[:2]
     if record.effect.verified.ok:
         panels = effect_grids(record) if has_map else ()
@@ -63,14 +77,19 @@ def effect_view(
 
 
 def effect_words(record: EffectRecord, screen: Screen) -> tuple[Text, ...]:
-    """Whether the weights are random, the answer, what was measured and removed, how good estimates
-    are, and the verification last; without a verification no answer.
+    """Whether the weights are random, then the answer, what was measured and removed, how good
+    estimates are, and the verification last; without a verification no answer.
     """
+    return *random_line(record), *_words(record, screen)
+
+
+def _words(record: EffectRecord, screen: Screen) -> tuple[Text, ...]:
+    """The words of effects, without what is known of the weights."""
     question = flowing(_question(record), screen.width)
     proof = _proof(record)
     if not record.effect.verified.ok:
         return question, proof
-    answer = Text("\n").join([*random_line(record), Text(_answer(record), "bold")])
+    answer = Text(_answer(record), "bold")
     return answer, question, *_together(record), *_screening(record.effect, screen), proof
 
 
@@ -151,6 +170,8 @@ def _answer(record: EffectRecord) -> str:
     verb, it = ("matter", "them") if strongest.removed == "heads" else ("matters", "it")
     if n > 1:
         verb += " most"
+        if strongest.removed != "edge" and n < len(record.heads):
+            verb += f" of the {n} removals"
     return f"{_subject(strongest, record)} {verb}: without {it} {measured} {consequence}"
 
 
@@ -190,11 +211,22 @@ def _together(record: EffectRecord) -> Iterator[Text]:
     for effect in record.effects:
         if effect.removed == "heads" and summary.metric == "d_logit":
             together = summary.change_of(effect) or 0.0
-            numbers = [
-                shown(number, "brief", digits_of(record))
-                for number in (together, total, together - total)
-            ]
-            yield Text("together {}, the sum of each alone {}: interaction {}".format(*numbers))
+            numbers = together, total, together - total
+            digits = digits_of(record)
+            while digits < _MOST_DIGITS and _is_off(digits, *numbers):
+                digits += 1
+            words = [shown(number, "brief", digits) for number in numbers]
+            yield Text("together {}, the sum of each alone {}: interaction {}".format(*words))
+
+
+_MOST_DIGITS = 9
+"""The most decimals of an interaction."""
+
+
+def _is_off(digits: int, together: float, total: float, interaction: float) -> bool:
+    """Whether the difference of two numbers that are printed is not the number beside them."""
+    difference = round(together, digits) - round(total, digits)
+    return round(difference, digits) != round(interaction, digits)
 
 
 def _screening(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
@@ -230,10 +262,10 @@ def _proof(record: EffectRecord) -> Text:
         return Text("NOT verified: a second computation of the removals disagrees", "bold red")
     words = "not verified: no removal was computed a second time"
     if proof.n:
-        words = (
-            f"verified: {count_of(proof.n, 'removal')} repeated by a second method, equal within"
-            f" {shown(proof.error, 'number')}"
+        near = (
+            f"equal within {shown(proof.error, 'number')}" if proof.error else "bit for bit equal"
         )
+        words = f"verified: {count_of(proof.n, 'removal')} repeated by a second method, {near}"
     if not all(summary.change_of(effect) for effect in record.effects):
         words += f"; up to {shown(summary.floor, 'number')} is noise and prints as 0"
     return Text(words, "green" if proof.n else "yellow")
@@ -287,7 +319,10 @@ def meaning_of(summary: EffectSummary) -> str:
     """The meaning of a change."""
     if summary.metric != "d_logit":
         return "change of the output by the removal, relative to its length"
-    return f"change of {_measured(summary)} · negative: what was removed supports the target"
+    change = f"change of {_measured(summary)}"
+    if _is_of_number(summary):
+        return change
+    return f"{change} · negative: what was removed supports the target"
 
 
 def effect_grids(record: EffectRecord) -> list[Grid]:
@@ -356,21 +391,40 @@ def effect_table(record: EffectRecord, digits: int | None = None) -> Table[Effec
         columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
     if "head" in removed:
         columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=4))
-    numbers, metric = numbers_of(record.effects), record.effect.metric
-    for place, name in enumerate(numbers, 1):
-        number = number_column(name, None if name == "rank" else digits)
-        columns.append(replace(number, drop=0 if name == metric else place))
+    columns += number_columns(record, digits)
     legend = []
-    if "kl" in numbers:
+    if "kl" in numbers_of(record.effects):
         legend += ["Δlogprob and KL in nats", "rank 0: the most likely"]
-    if metric != "d_output":
+    if record.effect.metric != "d_output" and not _is_of_number(record.effect):
         legend.append("Δoutput relative to the length of the output")
     if "head" in removed:
-        legend.append(BESIDE_TYPES)
+        legend += beside_types(record.heads)
     return Table(columns, _ranked(record), legend=legend)
 
 
-def number_column(name: str, digits: int | None = None) -> Column[Effect]:
+def number_columns(record: EffectRecord, digits: int | None = None) -> list[Column[Effect]]:
+    """The columns of numbers of effects, with the `digits` of a map (None: all). A single number
+    that is measured names its column, and has no length.
+    """
+    summary = record.effect
+    columns = []
+    for place, name in enumerate(numbers_of(record.effects), 1):
+        number = _number_column(name, None if name == "rank" else digits)
+        if _is_of_number(summary):
+            if name == "d_output":
+                continue
+            if name == "d_logit":
+                number = replace(number, heading=f"Δ{summary.measured}")
+        columns.append(replace(number, drop=0 if name == summary.metric else place))
+    return columns
+
+
+def _is_of_number(summary: EffectSummary) -> bool:
+    """Whether a single number was measured, and no logit of several."""
+    return summary.measured in ("score", "metric")
+
+
+def _number_column(name: str, digits: int | None) -> Column[Effect]:
     """The column of a number of effects, with the `digits` of a map (None: all)."""
     unit: Unit
     if name == "rank":
@@ -392,10 +446,9 @@ def removal_words(effect: Effect, record: Record) -> str:
     return " · ".join([removal_name(effect, record), *filter(None, more)])
 
 
-def change_words(record: Record, effect: Effect) -> str:
+def change_words(record: EffectRecord, effect: Effect) -> str:
     """What was removed, with all numbers of its effect: `5.1 · mixed: Δlogit -0.2500, KL 0.01`."""
-    columns = map(number_column, numbers_of(record.effects))
-    numbers = (f"{column.heading} {column.text(effect)}" for column in columns)
+    numbers = (f"{column.heading} {column.text(effect)}" for column in number_columns(record))
     return f"{removal_words(effect, record)}: {', '.join(numbers)}"
 
 

@@ -19,12 +19,13 @@ from mhacli.numbers import Unit, shown
 from mhacli.record.corpus import CONFIDENCE, CorpusHead, CorpusSummary, Spread, named
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import (
-    HEAD_TYPES,
     STATISTICS,
     UNTYPED,
     HeadStatistics,
     in_order,
     nearest_type,
+    statistic_of_type,
+    where_possible,
 )
 from mhacli.record.record import CheckpointRecord, LayerView, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
@@ -54,6 +55,7 @@ from mhacli.render.heads.head_map import (
     where,
 )
 from mhacli.render.heads.table import (
+    MEASURED_AT,
     SinkOfHead,
     head_key,
     heads_table,
@@ -345,8 +347,12 @@ def _end(content: _Content) -> Iterator[RenderableType]:
     yield Group(content.header(), checks) if has_no_header else checks
 
 
-def sort_of(heads: Sequence[HeadStatistics], options: ViewOptions) -> str:
-    """The order of the table: as requested, or else by the effects of removals if known."""
+def sort_of(record: Record, heads: Sequence[HeadStatistics], options: ViewOptions) -> str:
+    """The order of the table: as requested, or else by the effects of removals if known, which have
+    a table of their own in a scan.
+    """
+    if record.scan:
+        return options.sort
     effects = [name for name in _EFFECTS if any(getattr(head, name) is not None for head in heads)]
     return effects[0] if effects and options.sort == "head" else options.sort
 
@@ -357,13 +363,12 @@ def listed_heads(
     """The heads with a table row, in order, and how they were selected if not all: by the requested
     order, or by excess.
     """
-    sort = sort_of(heads, options)
+    sort = sort_of(record, heads, options)
     ordered = in_order(heads, sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
     ranked = MAX_RANKED if record.scan is None else MAX_OF_CORPUS
     limit = MAX_LISTED if n_layers == 1 else ranked
-    is_table = any(head.control is not None for head in heads)  # requested: all are shown
-    if options.everything or is_table or len(ordered) <= limit:
+    if options.everything or len(ordered) <= limit:
         return ordered, ""
     typed = [head for head in heads if head.kind not in UNTYPED]
     if sort == "head" and n_layers > 1 and typed:
@@ -386,7 +391,7 @@ def _sinks(content: _Content) -> Text:
             for sink in head.sinks
         ]
         width = content.screen.width
-        return sinks_text(tokens, "sinks by token", "layer.head ", width, " of the documents")
+        return sinks_text(tokens, "sinks by token", "layer.head ", width, n_documents)
     return sinks_line(record, layers, content.heads, content.screen)
 
 
@@ -545,7 +550,10 @@ _MOST_CELLS = 3
 _MOST_EFFECTS = 8
 """The most effects that are listed."""
 _FORMS: dict[str, tuple[Unit, int | None]] = {
-    row.field: ("weight", 3) for row in STATISTICS if row.unit == "weight"
+    name: ("weight", 3)
+    for row in STATISTICS
+    if row.unit == "weight"
+    for name in (row.field, where_possible(row.field))
 }
 _FORMS |= {row.field: ("fraction", 1) for row in STATISTICS if row.unit == "fraction"}
 _FORMS |= {"d_logit": ("brief", 3), "d_output": ("brief", 3)}
@@ -613,8 +621,17 @@ def corpus_tables(
 def _statistic_of_type(head: HeadStatistics) -> str:
     """The statistic that makes the type of a head, or its nearest type; else the entropy."""
     nearest = nearest_type(head)
-    field = HEAD_TYPES[head.kind if nearest is None else nearest[0]]
-    return "entropy_share" if field in (None, "", "at_offset") else field
+    kind = head.kind if nearest is None else nearest[0]
+    return statistic_of_type(head, kind) or "entropy_share"
+
+
+def _heading(statistic: str) -> str:
+    """The heading of a statistic that makes types."""
+    if statistic == "at_offset":
+        return "at distance"
+    name = statistic.removesuffix(where_possible(""))
+    heading = words_of("columns", "statistic")[name].heading
+    return heading if name == statistic else f"{heading} if any"
 
 
 def _rows(heads: Iterable[_NamedHead], statistics: Iterable[str]) -> Iterator[_Row]:
@@ -629,18 +646,23 @@ def _spreads(rows: Sequence[_Row]) -> Table[_Row]:
     """A row per head: the fraction of documents with its type, and the distribution of the type's
     statistic.
     """
-    words = words_of("columns", "statistic")
     meaning = "documents where the head has this type"
     columns: list[Column[_Row]] = [
         Column("head", lambda row: row.name),
         Column("agree", lambda row: row.head.agree, unit="fraction", meaning=meaning),
-        Column(
-            "statistic",
-            lambda row: words[row.spread.statistic].heading or row.spread.statistic,
-        ),
+        Column("statistic", lambda row: _heading(row.spread.statistic)),
         *_distribution("mean"),
     ]
-    return Table(columns, rows, title="spread over documents")
+    legends = {
+        "at_offset": "at distance: weight at the commonest strongest distance, else 0",
+        where_possible(""): "if any: over the queries that see a copy",
+    }
+    legend = [
+        words
+        for end, words in legends.items()
+        if any(row.spread.statistic.endswith(end) for row in rows)
+    ]
+    return Table(columns, rows, title="spread over documents", legend=legend)
 
 
 def _distribution(heading: str) -> Iterator[Column[_Row]]:
@@ -680,7 +702,7 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
         sorted(rows, key=lambda row: -abs(row.spread.mean)),
         title="removing a head, mean over documents",
         most=None if everything else _MOST_EFFECTS,
-        legend=[f"{word.heading} = {word.legend}, at the first [MASK], else at the last token"],
+        legend=[f"{word.heading} = {word.legend}, {MEASURED_AT}"],
     )
 
 

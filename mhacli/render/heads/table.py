@@ -22,7 +22,9 @@ from mhacli.record.heads import (
     HeadStatistics,
     Statistic,
     nearest_type,
+    removal_columns,
     require_order,
+    statistic_of_type,
     words_of_type,
 )
 from mhacli.record.record import LayerView, Record
@@ -56,8 +58,20 @@ class HeadRow(NamedTuple):
         return self.head.uniform or Averages() if self.baseline else self.head
 
 
-BESIDE_TYPES = "type: excess over uniform, (…) the nearest"
-"""What stands beside a type."""
+MEASURED_AT = "at the first [MASK], else at the last token"
+"""Where the removals of all heads are measured."""
+
+
+def beside_types(heads: Iterable[HeadStatistics]) -> Iterator[str]:
+    """What stands beside the types of heads."""
+    yield "type: excess over uniform, (…) the nearest"
+    for head in heads:
+        kind = (nearest_type(head) or [head.kind])[0]
+        if statistic_of_type(head, kind) != HEAD_TYPES[kind]:
+            yield "type by dup or ind: over the queries that see a copy"
+            return
+
+
 _OF_TYPES = (
     "The type with the largest excess over uniform attention, if that is at least"
     f" {CERTAIN_ENOUGH}, and this excess. Beside mixed stands the nearest type with its excess."
@@ -115,7 +129,7 @@ def heads_table(
         [*columns, *_number_columns(record, listed, options, across), *_profile_column(record)],
         [*map(HeadRow, listed)],
         foot=[*_baselines(record, listed)],
-        remarks=[*_remarks(listed, across)],
+        remarks=[*_remarks(record, listed, across)],
         gap=1,
     )
 
@@ -169,6 +183,7 @@ def _number_columns(
         _statistic_column(statistic, options, survey.sink_tokens, across)
         for statistic in (*OF_REMOVAL, *STATISTICS)
         if statistic.priority is not None
+        and not (record.scan and statistic in OF_REMOVAL and statistic.field != options.sort)
         and not (
             statistic.optional
             and all(getattr(head, statistic.field) is None for head in record.heads)
@@ -312,10 +327,17 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[Hea
         yield HeadRow(heads[0], fitted(name, _WIDEST_LABEL))
 
 
-def _remarks(listed: Sequence[HeadStatistics], across: Set[HeadKey]) -> Iterator[str]:
+def _remarks(
+    record: Record, listed: Sequence[HeadStatistics], across: Set[HeadKey]
+) -> Iterator[str]:
     """What numbers are means of, and the meaning of the names and numbers beside head types."""
     yield "means over queries"
-    yield BESIDE_TYPES
+    changes = [row.words.heading for row in removal_columns(listed) if row.field != "floor"]
+    if changes and not record.scan:
+        n_texts = len(record.sequences)
+        mean = f"mean over {n_texts} texts, " if n_texts > 1 else ""
+        yield f"{' and '.join(changes)}: {mean}{MEASURED_AT}"
+    yield from beside_types(listed)
     headings = {row.words.heading for row in STATISTICS if row.priority == 1}
     nearest = filter(None, map(nearest_type, listed))
     for kind in dict.fromkeys(kind for kind, _ in nearest):
@@ -369,10 +391,10 @@ def sinks_line(
 
 
 def sinks_text(
-    sinks: Sequence[SinkOfHead], label: str, unit: str, width: int, whole: str = ""
+    sinks: Sequence[SinkOfHead], label: str, unit: str, width: int, n_documents: int = 0
 ) -> Text:
     """Each sink with the number of heads that have it, and the head with most; of many the
-    commonest. The `unit` of heads is printed once, and `whole` says what fractions are of.
+    commonest. The `unit` of heads is printed once. Fractions may be of documents.
     """
     groups = grouped(sinks, lambda sink: sink.name).values()
     ordered = sorted(groups, key=lambda group: (-len(group), -max(group).fraction, group[0].name))
@@ -382,13 +404,20 @@ def sinks_text(
         where = most.head if parts else f"{unit}{most.head}"
         parts.append(
             f"{most.name} in {count_of(len(group), 'head')}, at most"
-            f" {shown(most.fraction, 'percent')}{whole} ({where})"
+            f" {_part(most.fraction, n_documents)} ({where})"
         )
     if len(ordered) > _MAX_SINKS:
         parts.append(f"{len(ordered) - _MAX_SINKS} others")
     if not parts:
         return Text(f"{label}: none", "dim")
     return Text(f"{label}:\n", "magenta").append_text(flowing(parts, width, style="magenta"))
+
+
+def _part(fraction: float, n_documents: int) -> str:
+    """A fraction of all attention, or of documents their number."""
+    if not n_documents:
+        return shown(fraction, "percent")
+    return f"in {round(fraction * n_documents):,} of {count_of(n_documents, 'document')}"
 
 
 def token_name(

@@ -196,7 +196,9 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
             {"part of the score": visible(part.name), "": _part_text(part)} for part in cell.parts
         ]
         yield bare(Table(fields({"part of the score": "word", "": "id"}), parts), screen.width)
-    yield Group(Text(""), bare(_softmax_table(record, cell), screen.width), Text(""))
+    softmax = _softmax_table(record, cell)
+    yield Text(f"\n{softmax.title}".rstrip())
+    yield Group(bare(softmax, screen.width), Text(""))
     yield vector(f"v[{cell.key}]", cell.v)
     weight = cell.share
     before = cell.pattern_row[cell.key]
@@ -238,19 +240,23 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
         for score, weight in zip(scores, weights, strict=True)
     ]
     total = range(len(weights))
+
+    def is_masked(key: int) -> bool:
+        return scores[key] is None and weights[key] == 0
+
+    n_visible = sum(not is_masked(key) for key in total)
     top = sorted(total, key=lambda key: -(cell.pattern_row[key] or 0.0))[:_MOST_KEYS]
     rows = sorted({cell.key, *top})
 
     def token(keys: Sequence[int]) -> str:
         if keys is total:
-            return "" if len(rows) == len(total) else f"of all {len(total):,} keys"
+            return "" if len(rows) == len(total) else f"of all {count_of(n_visible, 'visible key')}"
         return f"“{token_text(record.keys[cell.sequence].tokens, keys[0])}”"
 
     def score(keys: Sequence[int]) -> str:
         if keys is total:
             return ""  # a score is masked, or no number, and then its weight is none either
-        is_masked = scores[keys[0]] is None and weights[keys[0]] == 0
-        return "−∞" if is_masked else _text(scores[keys[0]])
+        return "−∞" if is_masked(keys[0]) else _text(scores[keys[0]])
 
     def sum_of(numbers: Sequence[float]) -> Callable[[Sequence[int]], float]:
         return lambda keys: sum(numbers[key] for key in keys)
@@ -267,7 +273,8 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
         Column("weight", sum_of(weights), unit="number"),
     ]
     columns = [replace(column, style=style) for column in columns]
-    return Table(columns, [[key] for key in rows], foot=[total])
+    title = "" if len(rows) == len(total) else f"the {len(top)} largest weights of the row"
+    return Table(columns, [[key] for key in rows], foot=[total], title=title)
 
 
 def _text(number: float | None) -> str:

@@ -21,6 +21,7 @@ from support.checkpoints import (
     BEGIN_ID,
     END_ID,
     FAMILIES,
+    N_HALF,
     N_HEADS,
     N_LAYERS,
     N_POSITIONS,
@@ -682,3 +683,11 @@ def test_hostile_tokens_of_a_vocabulary_are_shown_and_never_obeyed(
     screen = mha(*words, "--layer", "0", "--head", "0", "--all").stdout
     assert [piece for piece in shown.values() if piece not in screen] == []
     assert mha(*words, "--json").json["sequences"][0]["tokens"] == hostile
+
+
+def test_a_kind_alone_is_all_layers_of_this_kind(mha: Any) -> None:
+    words = ("run", "the cat", "--brief", "--all", "--layer", "cross", "--model")
+    shown = mha(*words, checkpoints.folder("t5")).stdout
+    kinds = re.findall("^(cross|decoder|encoder) [0-9]+ ", shown, re.MULTILINE)
+    assert kinds == ["cross"] * N_HALF * N_HEADS
+    assert mha(*words, checkpoints.folder("gpt2"), code=2).said

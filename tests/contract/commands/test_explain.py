@@ -271,3 +271,15 @@ def test_the_commands_that_explain_padding_show_what_it_takes_unmasked(mha: Mha)
     first = zip(masked["pattern"][0], unmasked["pattern"][0], strict=True)
     for one, other in first:  # the same layer and embedding
         assert one == pytest.approx(np.array(other))
+
+
+def test_every_column_of_a_table_is_explained(mha: Mha) -> None:
+    words = ("the cat sat on it", "--d-model", "8", "--heads", "2", "--csv")
+    columns = {
+        name
+        for command in ("run", "heads", "effect")
+        for name in mha(command, *words).stdout.partition("\n")[0].split(",")
+    }
+    assert len(columns) > 30
+    for name in columns | {"file", "place", "n_documents", "n_tokens"}:  # rows of a scan
+        assert mha("explain", name, "--json").json["terms"], name

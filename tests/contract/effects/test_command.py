@@ -5,7 +5,9 @@ what is refused.
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -327,3 +329,11 @@ def test_edges_are_verified_where_the_mask_of_a_layer_is_true_and_false(mha: Any
     words = ("--model", checkpoints.folder("mistral"), "--edges", "--head", "1.2", "--json")
     document = mha("effect", "the cat sat on the mat and ran", *words).json
     assert document["effect"]["verified"]["n"] > 0
+
+
+@pytest.mark.parametrize("heads", ["0.1,1.3", "2.1,2.4"])
+def test_the_numbers_of_an_interaction_add_up_as_they_are_printed(mha: Any, heads: str) -> None:
+    shown = effect(mha, "--head", heads).stdout
+    (line,) = [line for line in shown.splitlines() if "interaction" in line]
+    together, total, interaction = map(Decimal, re.findall(r"-?[0-9]*\.[0-9]+", line))
+    assert together - total == interaction

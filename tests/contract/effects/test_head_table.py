@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -118,6 +119,15 @@ def test_the_control_reads_the_same_special_tokens_and_types(mha: Any, tmp_path:
         assert head["control"]["uniform"]["sink"] == head["uniform"]["sink"] == pytest.approx(1 / 9)
         assert head["control"]["entropy"] != head["entropy"]
         assert head["d_output"] is None
+
+
+def test_a_table_with_a_control_lists_as_many_heads_as_one_without(mha: Any) -> None:
+    words = ("heads", TEXTS[0], "--model", checkpoints.folder("gpt2"))
+    n_rows = [
+        len(re.findall(r"^ +[0-9]+ +[0-9]+ ", mha(*words, *more).stdout, re.MULTILINE))
+        for more in ((), ("--control",), ("--control", "--all"))
+    ]
+    assert n_rows[0] == n_rows[1] < n_rows[2]
 
 
 def test_csv_the_saved_record_and_python_have_the_same_table(

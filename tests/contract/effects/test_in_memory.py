@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -113,7 +114,9 @@ class Written(torch.nn.Module):
         return self.out(z.transpose(1, 2).flatten(2))
 
 
-def test_any_module_has_the_effects_of_its_heads_on_its_output_or_a_metric() -> None:
+def test_any_module_has_the_effects_of_its_heads_on_its_output_or_a_metric(
+    mha: Any, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model, x = Written().eval(), torch.randn(1, 5, 12)
     keep = torch.ones(12)
@@ -129,6 +132,10 @@ def test_any_module_has_the_effects_of_its_heads_on_its_output_or_a_metric() -> 
     given = mhacli.effects(model, {"x": x}, metric=lambda output: output[0, 2, 3])
     assert given.effects[1].d_logit == pytest.approx(float((after - before)[0, 2, 3]), abs=1e-5)
     assert (given.effect.measured, given.effect.verified.n) == ("metric", 3)
+    given.save(str(tmp_path / "metric.safetensors"))
+    shown = mha("show", "metric.safetensors").stdout
+    assert "Δmetric" in shown
+    assert not {"Δlogit", "Δoutput"} & {*shown.split()}  # a number has no length
 
 
 class OfTorch(torch.nn.Module):

@@ -606,3 +606,17 @@ def test_spans_add_up_the_weights_between_parts_of_a_text(mha: Any) -> None:
     require_near(
         document["layers"][0]["span_mass"], np.moveaxis(np.array(right), (0, 1), (2, 3)), 1e-5
     )
+
+
+def test_the_last_query_is_that_of_the_largest_number(mha: Any) -> None:
+    words = ("heads", "the cat sat", "--d-model", "8", "--heads", "2", "--query")
+    expected = mha(*words, "2").stdout
+    assert "query 2" in expected
+    assert mha(*words, "last").stdout == mha(*words, "-1").stdout == expected
+
+
+def test_json_that_is_read_as_text_is_named(mha: Any, tmp_path: Path) -> None:
+    for name in ("c.jsonl", "c.txt"):
+        (tmp_path / name).write_text('{"text": "the cat"}\n')
+        ended = mha("heads", "--d-model", "8", "--heads", "2", "--lines", "--file", name)
+        assert (name in ended.stderr) == (name == "c.jsonl")

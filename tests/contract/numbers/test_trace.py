@@ -522,3 +522,8 @@ def test_a_cell_shows_no_number_where_there_is_none(tmp_path: Path) -> None:
         ["sum", "nan", "nan"]
     ]
     assert "−∞" not in shown
+
+
+def test_the_sum_of_a_long_row_counts_the_visible_keys(mha: Any) -> None:
+    words = ("--random", "1,90", "--causal", "--d-model", "8", "--heads", "2", "--cell", "0,60,3")
+    assert " 61 visible keys" in mha("trace", *words).stdout

@@ -177,3 +177,20 @@ def test_what_may_be_meant_otherwise_gets_a_line(
     lines = mha("run", *words).stderr.splitlines()
     assert len(lines) == (named is not None)
     assert named is None or named in lines[0]
+
+
+@pytest.mark.parametrize("typed", ["--sinkk", "--sink-sharee", "--winow"])
+def test_suggested_options_stand_in_the_help(mha: Mha, typed: str) -> None:
+    shown = {*re.findall(r"--[\w-]+", mha("run", "--help-all").stdout)}
+    suggested = {*re.findall(r"--[\w-]+", mha("run", "a cat", typed, "3", code=2).said)} - {typed}
+    assert len(suggested - {"--help"}) > 0
+    assert suggested <= {*shown, "--help"}
+
+
+@pytest.mark.parametrize(
+    ("head", "layer"), [("1.3", "1"), ("cross.0.3", "cross.0"), ("cross 0.3", "cross.0")]
+)
+def test_a_head_with_its_layer_gets_the_options_of_both(mha: Mha, head: str, layer: str) -> None:
+    for command in ("run", "heads", "show"):
+        said = mha(command, "the cat", "--head", head, code=2).said
+        assert f"--layer {layer} --head 3" in said

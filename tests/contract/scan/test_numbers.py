@@ -104,8 +104,12 @@ def test_layers_and_heads_that_are_chosen_are_the_only_ones(tmp_path: Path) -> N
 
 def test_means_deviations_and_quantiles_are_those_of_numpy_over_the_rows(scan: Scan) -> None:
     n_spreads = 0
-    for head in scan.json["corpus"]["heads"]:
-        rows = scan.of_head(head["layer"], head["head"])
+    for head, mean in zip(scan.json["corpus"]["heads"], scan.json["heads"], strict=True):
+        rows = [
+            {**row, "at_offset": row["at_offset"] if row["offset"] == mean["offset"] else 0.0}
+            for row in scan.of_head(head["layer"], head["head"])
+        ]
+        assert {"at_offset", "previous"} < {spread["statistic"] for spread in head["spreads"]}
         for spread in head["spreads"]:
             values = np.array(
                 [row[spread["statistic"]] for row in rows if row[spread["statistic"]] is not None],
@@ -152,7 +156,7 @@ def test_a_head_counts_its_types_and_has_the_means_of_its_documents(scan: Scan) 
         kinds = [row["kind"] for row in rows]
         assert head["kinds"] == {kind: kinds.count(kind) for kind in set(kinds)}
         assert head["agree"] == pytest.approx(kinds.count(record["kind"]) / len(kinds))
-        for name in ("entropy", "sink", "previous", "distance"):
+        for name in ("entropy", "sink", "previous", "distance", "d_logit", "d_output"):
             assert record[name] == pytest.approx(np.mean([row[name] for row in rows]), rel=1e-9)
         assert record["max_score"] == pytest.approx(max(row["max_score"] for row in rows), rel=1e-6)
 
