@@ -314,3 +314,4 @@ def test_an_argument_that_is_changed_in_place_is_a_note() -> None:
     examination = user_code.check(VARIANTS.in_place)
     assert examination.verdict == "right"
     assert examination.notes == ("it changes q of its caller in place",)
+    assert user_code.check(VARIANTS.weights_in_place).verdict == "right"
