@@ -184,6 +184,7 @@ def test_a_function_of_16_bits_alone_is_compared_in_these() -> None:
     ("name", "cut"),
     [
         ("detached_keys", "dk"),
+        ("zeros_for_keys", "dk"),
         ("detached_queries", "dq"),
         ("pattern_without_graph", "dq, dk"),
         ("pattern_of_numbers", "dq, dk"),
@@ -232,6 +233,14 @@ def test_sixteen_bits_that_lose_more_than_the_formula_are_found() -> None:
     examination = user_code.check(coarse)
     assert [finding.code for finding in examination.findings] == ["differs-in-16-bits"]
     assert "bfloat16" in examination.findings[0].where
+
+
+def test_sharp_scores_of_many_keys_are_tried() -> None:
+    def capped_from_128(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        return torch.cat([scores[..., :128], scores[..., 128:].clamp(max=30)], -1).softmax(-1) @ v
+
+    assert user_code.check(capped_from_128).verdict == "wrong"
 
 
 def test_positions_end_the_lengths_and_a_longer_one_is_refused_with_the_longest() -> None:
@@ -315,3 +324,4 @@ def test_an_argument_that_is_changed_in_place_is_a_note() -> None:
     examination = user_code.check(VARIANTS.in_place)
     assert examination.verdict == "right"
     assert examination.notes == ("it changes q of its caller in place",)
+    assert user_code.check(VARIANTS.weights_in_place).verdict == "right"

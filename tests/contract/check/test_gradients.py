@@ -35,12 +35,15 @@ WRONG = {
         Wrong("OtherInTraining", "differs-beyond", "training mode"),
         Wrong("SigmoidDoubled", "gradient-differs", "d query.weight"),
         Wrong("SigmoidCut", "gradient-cut", "d key.weight"),
+        Wrong("SigmoidCutAndDoubled", "gradient-cut", "d key.weight"),
         Wrong("BackwardRaises", "gradient-differs", "raises ValueError: to do"),
     )
 }
 
 
-@pytest.mark.parametrize("name", some([*WRONG], default=("GainCut", "DropoutDrawnAnew")))
+@pytest.mark.parametrize(
+    "name", some([*WRONG], default=("GainCut", "DropoutDrawnAnew", "SigmoidCutAndDoubled"))
+)
 def test_gradients_that_do_not_fit_the_outputs_are_named(name: str) -> None:
     each = WRONG[name]
     examination = user_code.check(getattr(CASES, name)())
@@ -68,7 +71,10 @@ def test_attention_in_16_bits_is_compared_as_such() -> None:
     assert any("bfloat16" in note for note in examination.notes)
 
 
-@pytest.mark.parametrize("name", some(["Sigmoid", "Selecting", "Rounding", "Kinked"], default=()))
+@pytest.mark.parametrize(
+    "name",
+    some(["Sigmoid", "Selecting", "Rounding", "RoundedScale", "Kinked"], default=("RoundedScale",)),
+)
 def test_attention_without_a_reference_is_accused_of_no_gradient_that_may_be_meant(
     name: str,
 ) -> None:

@@ -186,6 +186,12 @@ def test_an_example_packs_the_documents_that_are_judged(
         assert [finding.code for finding in report.findings] == ["documents-leak"]
 
 
+def test_a_statement_holds_if_one_way_to_tell_documents_apart_is_right() -> None:
+    stated = "q >= k and doc[q] == doc[k]"
+    report = user_code.check(built("CacheForgetsDocuments"), packed=True, sees=stated)
+    assert {each.name: each.ok for each in report.behaviour}["sees"] is True
+
+
 def test_the_place_of_a_leak_is_named() -> None:
     report = user_code.check(built("FirstLayerOnly"))
     (finding,) = report.findings

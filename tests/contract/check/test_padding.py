@@ -21,6 +21,7 @@ RIGHT_PADDING: dict[str, bool | None] = {
     "NotHandedOn": False,
     "AboveZero": True,
     "AboveZeroNotHandedOn": False,
+    "EqualToZeroNotHandedOn": False,
     "Pooled": True,
     "PooledWithPadding": False,
     "MeanOverAll": None,
@@ -49,7 +50,14 @@ def answers(report: Any) -> dict[str, bool | None]:
     "name",
     some(
         RIGHT_PADDING,
-        default=("Encoder", "AlongQueries", "MaskAdded", "PooledAtTheEnd", "ByMaskTurned"),
+        default=(
+            "Encoder",
+            "AlongQueries",
+            "EqualToZeroNotHandedOn",
+            "MaskAdded",
+            "PooledAtTheEnd",
+            "ByMaskTurned",
+        ),
     ),
 )
 def test_a_text_gives_the_same_padded_as_alone(name: str) -> None:
@@ -100,6 +108,7 @@ def test_only_a_model_with_positions_may_change_behind_padding(
 
 MEMORY: dict[str, bool] = {
     "Translator": True,
+    "TranslatorOfColumns": True,
     "NeverRead": False,
     "OfAnother": False,
     "DecoderLayer": True,
@@ -112,7 +121,17 @@ MEMORY: dict[str, bool] = {
 
 
 @pytest.mark.parametrize(
-    "name", some(MEMORY, default=("Translator", "OfAnother", "ValuesOfTarget", "SameLengthOnly"))
+    "name",
+    some(
+        MEMORY,
+        default=(
+            "Translator",
+            "TranslatorOfColumns",
+            "OfAnother",
+            "ValuesOfTarget",
+            "SameLengthOnly",
+        ),
+    ),
 )
 def test_each_text_reads_its_own_memory(name: str) -> None:
     report = examined(name)

@@ -205,6 +205,10 @@ def test_queries_are_the_last_of_the_keys() -> None:
     assert "behind" in wrong.findings[0].evidence
 
 
+def test_a_query_that_may_see_no_key_has_no_wrong_cell() -> None:
+    assert not codes(user_code.check(MASKED.before_each, sees="q > k"))
+
+
 @pytest.mark.real
 def test_what_is_stated_is_given_as_the_mask() -> None:
     assert user_code.check(MASKED.with_a_mask, sees=WINDOW).verdict == "right"

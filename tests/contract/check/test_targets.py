@@ -112,6 +112,10 @@ EXAMPLES = {
         "lambda m: m(torch.randn(2, 9, 24), torch.ones(9, 9).tril().bool())",
         "only at length 9",
     ),
+    "OddMask": (
+        "lambda m, T: m(torch.randn(2, T, 24), torch.full((T, T), -1e9).triu(1))",
+        "forward",
+    ),
     "OfTwoWidths": ("lambda m, T: m(torch.randn(2, T, 5), torch.randn(2, T, 3))", "forward"),
 }
 
@@ -122,7 +126,7 @@ def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
     if name != "RequiredMask":
         with pytest.raises(mhacli.MhaError, match=r"could not be called|needs a value") as raised:
             user_code.check(thing, arguments=SIZES)
-        assert name == "Prompted" or example in raised.value.hint
+        assert name in ("OddMask", "Prompted") or example in raised.value.hint
     examination = user_code.check(thing, arguments=SIZES, example=example)
     assert (examination.verdict, examination.example) == ("right", "")
     assert says in examination.called

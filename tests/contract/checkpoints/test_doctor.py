@@ -145,6 +145,13 @@ def test_a_checkpoint_without_tokenizer_reads_random_ids(mha: Any, tmp_path: Pat
     )
 
 
+def test_a_classifier_that_reads_its_answer_at_the_end_of_a_text_is_examined() -> None:
+    automatic = "AutoModelForSequenceClassification"
+    model = checkpoints.from_config("bart", FAMILIES["bart"].config, automatic=automatic)
+    answers = {check.name: check.status for check in mhacli.doctor(model).checks}
+    assert answers["batch"] == "pass"
+
+
 @pytest.mark.real
 def test_a_checkpoint_that_names_a_head_and_has_none_is_examined_without(
     mha: Any, tmp_path: Path

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import checkpoints, some
 from torch import nn
 from torch.nn import functional as F
@@ -392,6 +393,15 @@ def test_no_place_is_both_compared_and_not_compared(families: tuple[str, str]) -
     assert others
     assert not compared & others
     assert len(compared) == len(document["places"])
+
+
+def test_of_two_forms_that_fit_a_name_the_longest_counts(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8))
+    words = model[0](torch.arange(8)).detach()
+    save_file({"ffn.words": words, "ffn": model[1](words).detach()}, tmp_path / "b.safetensors")
+    forms = ["0=ffn.words", "1=ffn"]
+    found = mhacli.diff(model, tmp_path / "b.safetensors", torch.arange(8)[None], map=forms)
+    assert found.verdict == "agree"
 
 
 def test_models_of_other_sizes_are_compared_as_far_as_they_fit() -> None:

@@ -159,6 +159,13 @@ class SigmoidCut(Sigmoid):
         return super().scores(q, k.detach())
 
 
+class SigmoidCutAndDoubled(SigmoidDoubled):
+    """The gradient of the queries is wrong too."""
+
+    def scores(self, q, k):
+        return super().scores(q, k.detach())
+
+
 class Unfinished(torch.autograd.Function):
     """The products of queries and keys, whose backward pass raises."""
 
@@ -220,6 +227,18 @@ class Rounding(Sigmoid):
 
     def heads(self, x):
         return [each + (torch.round(4 * each) / 4 - each).detach() for each in super().heads(x)]
+
+
+class RoundedScale(Sigmoid):
+    """No reference, and a scale of each head that is rounded to quarters on purpose."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.1, 0.6, 1.3]))
+
+    def pattern(self, scores):
+        scale = self.scale + (torch.round(4 * self.scale) / 4 - self.scale).detach()
+        return scale[:, None, None] * super().pattern(scores)
 
 
 class Kinked(Sigmoid):

@@ -70,6 +70,11 @@ class AboveZeroNotHandedOn(Encoder):
         return self.read(ids, None) * (ids > 0)[..., None]
 
 
+class EqualToZeroNotHandedOn(Encoder):
+    def forward(self, ids):
+        return self.read(ids, None).masked_fill((ids == 0)[..., None], 0.0)
+
+
 class Pooled(Encoder):
     """A classifier whose mean leaves padding out."""
 
@@ -270,6 +275,13 @@ class Translator(nn.Module):
         of_encoder, of_decoder = self.masks(src)
         memory = self.encoder.read(src, of_encoder)
         return self.head(self.decode(self.tokens(tgt), memory, of_decoder))
+
+
+class TranslatorOfColumns(Translator):
+    """`[token, text]`."""
+
+    def forward(self, src, tgt):
+        return super().forward(src.T, tgt.T).transpose(0, 1)
 
 
 class SourceSeesPadding(Translator):

@@ -100,6 +100,14 @@ def in_place(q, k, v):
     return attend(q.mul_(usual(q)), k, v, 1.0)
 
 
+def weights_in_place(x, w_qkv, w_o, n_heads):
+    q, k, v = (
+        each.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+        for each in (2 * x @ w_qkv.div_(2).mT).chunk(3, dim=-1)
+    )
+    return attend(q, k, v, usual(q)).transpose(1, 2).flatten(2) @ w_o.mT
+
+
 def hidden_from(q, k, shift=0):
     n_q, n_k = q.shape[-2], k.shape[-2]
     return torch.ones(n_q, n_k, dtype=torch.bool).triu(n_k - n_q + 1 + shift)

@@ -182,6 +182,11 @@ class RequiredMask(Projections):
         return self.run(x, x, x, lambda scores: scores.masked_fill(mask == 0, -1e9))[0]
 
 
+class OddMask(Projections):
+    def forward(self, melody, chords):
+        return self.run(melody, melody, melody, lambda scores: scores + chords)[0]
+
+
 class AddedMask(Projections):
     def forward(self, hidden_states, attention_mask=None):
         x = hidden_states

@@ -94,6 +94,8 @@ def test_weights_of_queries_and_keys_are_computed_again_and_compared() -> None:
     other = mhacli.record_of([right.flip(1)], q=[q], k=[k])
     assert other.self_check.ok is False
     assert not other.layers[0].verified
+    both = mhacli.record_of([right.flip(1), right], q=[q, q], k=[k, k])
+    assert both.self_check.ok is False
 
 
 def wrong(change: str) -> np.ndarray:

@@ -145,6 +145,14 @@ def from_the_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def before_each(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each query sees the keys before it. Softmax gives the first one, which has none, all keys."""
+    n_queries, n_keys = q.shape[-2], k.shape[-2]
+    seen = torch.ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries - 1)
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.masked_fill(~seen, -1e9).softmax(-1) @ v
+
+
 def with_a_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Hides nothing without a mask."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
