@@ -132,7 +132,11 @@ def _untried_beside(report: Examination) -> Iterator[str]:
     if report.mask or report.against is not None:
         return
     yield from (each.name for each in report.behaviour if each.is_implied)
-    if {each.name for each in report.behaviour} <= {"cache", "sees"}:  # asked of every attention
+    if {each.name for each in report.behaviour} <= {
+        "cache",
+        "sees",
+        "packing",
+    }:  # asked of every attention
         yield "behaviours"
     if report.compared is None or not report.compared.attention:
         yield "further lengths, dtypes and gradients"

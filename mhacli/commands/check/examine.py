@@ -2,6 +2,7 @@
 mistakes.
 """
 
+import math
 import platform
 import shlex
 import sys
@@ -50,9 +51,10 @@ from .beyond import GRID, Beyond, compare_beyond
 from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
 from .gradients import without_reference
-from .layer_sites import sites_in
+from .layer_sites import LayerSites, sites_in
 from .masks_as_targets import examine_mask, is_mask, mask_of_target
 from .observed import Intent, reason_of
+from .packing import isolation
 from .passes import Passes
 from .probes import (
     ProbedAttention,
@@ -74,6 +76,7 @@ from .result import (
     OutputComparison,
     Tried,
     Verdict,
+    finding_of,
 )
 from .sees import cells_of, statement_of
 from .stated import seeing_in, stated_causal, tests_stated
@@ -323,7 +326,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         if request.length is not None:
             raise
         return compared
-    tester.results |= {answer.name: answer for answer in report.behaviour}
+    shorter = {answer.name: answer for answer in report.behaviour if answer.name != "packing"}
+    tester.results |= shorter
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
         tester.results["prefix"] = Behaviour(
             name="prefix", ok=None, reason=f"{NOT_TRIED}{NO_ATTENTION}"
@@ -446,6 +450,15 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         return ModeReport(subject, replace(report, reason=reason), (REFERENCE,))
     diagnosis = diagnose(probed)
     findings, over_measuring = findings_of(diagnosis)
+    isolated = None
+    with suppress(*NO_ANSWER):  # before gradients, which leaks make wrong
+        isolated = isolation(probed.subject, request.seed)
+    if isolated is not None and not isolated.ok:
+        line = LayerSites(diagnosis.call).line_for((), "", subject.built)
+        size = f"{isolated.largest or math.inf:.2g} × the largest output"
+        evidence = f"with other tokens in all other documents it differs by {size}"
+        leak = finding_of("documents-leak", evidence, line, message=isolated.reason, fix="")
+        findings = (leak, *findings)
     untried = tuple(diagnosis.untried)
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
@@ -478,7 +491,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
             *diagnosis.notes,
             *beyond.notes,
         ),
-        behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
+        behaviour=tuple(filter(None, (diagnosis.cache, isolated))),
     )
     if not findings and untried:
         reason = f"{diagnosis.over or over_measuring} while it was compared with the reference"

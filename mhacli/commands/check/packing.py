@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.io.data import finite
 from mhacli.usercode.accepted import accepted_forms
 from mhacli.usercode.axes import PATTERN_AXES, CallSizes
 from mhacli.usercode.door import Attempt, Unreadable, those_that_work
@@ -23,7 +24,8 @@ from mhacli.usercode.user_attention import UserAttention
 
 from .observed import Answers, Intent, Observed, compared, not_tried, reason_of, seen
 from .passes import PassDifference, Passes, PassOutput, difference_of, is_family, largest_of
-from .result import Tried
+from .probes import differing
+from .result import Behaviour, Tried
 
 _LENGTH = 48
 """The tokens of a row of documents."""
@@ -286,6 +288,42 @@ class _Measured(NamedTuple):
         differences = [*enumerate(self.moved), *enumerate(asked)]
         wrong = (each for each in differences if each[1].largest > self.tolerance)
         return next(wrong, None)
+
+
+def isolation(attention: UserAttention, seed: int) -> Behaviour | None:
+    """Whether each document in the rows of a short call stays as it is when all others change; None
+    where the call does not tell several apart. Raises `Unreadable`, and what the code raises.
+    """
+    length = attention.sizes.q_len
+    drawer = attention.drawer(seed)
+    is_one_behind_another = "token" in attention.axes
+    if is_one_behind_another:  # a text is a document
+        name = attention.parameters("starts")[0].name
+        lengths: Sequence[int] = [length] * attention.sizes.batch
+        numbers = torch.arange(len(lengths))[:, None]
+    elif attention.parameters("starts", "documents") and attention.example is not None:
+        way, lengths = way_of_example(attention, length, packed=False)
+        name = way.name
+        numbers = _numbers(0, lengths, 1)
+    else:
+        return None
+    inputs = drawer.inputs(with_context=is_one_behind_another and attention.takes_context)
+    before = attention(inputs, seed=0)
+    for n in range(len(lengths)):
+        kept = (numbers == n).reshape(len(numbers), *[1] * (before.ndim - 3), -1, 1)
+
+        def other(rows: Tensor, kept: Tensor = kept) -> Tensor:
+            """The rows with other numbers in all other documents."""
+            return rows.where(kept, torch.randn(rows.shape, generator=drawer.generator).to(rows))
+
+        after = attention(inputs.map(other), seed=0).where(kept.to(before.device), before)
+        if differing(before, after).any():
+            what = f"document {n + 1} of {len(lengths)} changes with the others"
+            largest = finite(((after - before).abs().max() / before.abs().max()).item())
+            reason = f"{name} does not isolate: {what}"
+            return Behaviour(name="packing", ok=False, reason=reason, largest=largest)
+    tried = Tried(length, len(lengths) + 1)
+    return Behaviour(name="packing", ok=True, reason=f"{name} isolates documents", tried=tried)
 
 
 def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:

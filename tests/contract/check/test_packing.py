@@ -186,6 +186,33 @@ def test_an_example_packs_the_documents_that_are_judged(
         assert [finding.code for finding in report.findings] == ["documents-leak"]
 
 
+@pytest.mark.parametrize(
+    "example",
+    [
+        None,
+        """lambda m, T: m(torch.randn(T, 4, 8), torch.randn(T, 4, 8), torch.randn(T, 4, 8),
+        torch.tensor([0, 3, T], dtype=torch.int32), T)""",
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "isolates"),
+    [("attend", True), ("attend_to_one_before", False), ("attend_to_all", False)],
+)
+def test_a_function_isolates_documents_before_its_gradients_are_judged(
+    name: str, isolates: bool, example: str | None
+) -> None:
+    report = mhacli.check(f"{FOLDER / 'functions.py'}:{name}", example=example)
+    assert answer(report).ok is isolates
+    found = {finding.code: finding for finding in report.findings}
+    assert found.keys() == (set() if isolates else {"documents-leak"})
+    if not isolates:
+        leak = found["documents-leak"]
+        assert leak.file is not None
+        assert leak.line is not None
+        line = Path(leak.file).read_text().splitlines()[leak.line - 1]
+        assert line.startswith(f"def {name}(")
+
+
 def test_the_place_of_a_leak_is_named() -> None:
     report = user_code.check(built("FirstLayerOnly"))
     (finding,) = report.findings
