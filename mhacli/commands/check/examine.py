@@ -41,7 +41,14 @@ from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
-from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
+from mhacli.usercode.target import (
+    Choice,
+    Mode,
+    TargetRequest,
+    naming,
+    split_target,
+    targets_beside,
+)
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
 
@@ -866,13 +873,22 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
     if len(every) == 1:
         return worst
     plain = [each.examination for each in reports if not each.subject.is_turned]
+    turned = {each.subject.mode for each in reports if each.subject.is_turned}
     findings: dict[str, Finding] = {}
+    evidence = dict[str, str]()  # with the modes
+    usual: Mode | None = "causal" if "full" in turned else "full" if turned else None
     for subject, report, _ in reports:
+        mode = subject.mode or usual
         for finding in report.findings:
-            earlier = findings.get(finding.code, finding)
-            modes = earlier.modes if subject.mode is None else (*earlier.modes, subject.mode)
-            likelier = max(earlier, finding, key=lambda one: one.proven)
-            findings[finding.code] = replace(likelier, modes=modes)
+            at = f"in {mode} attention: {finding.evidence}"
+            finding = replace(finding, modes=() if mode is None else (mode,))
+            if (earlier := findings.get(finding.code)) is not None:
+                likelier = max(earlier, finding, key=lambda one: one.proven)
+                at = f"{evidence[finding.code]}\n{at}"
+                modes = tuple(dict.fromkeys(earlier.modes + finding.modes))
+                finding = replace(likelier, evidence=at, modes=modes)
+            findings[finding.code] = finding
+            evidence[finding.code] = at
     return replace(
         worst,
         called="; ".join(dict.fromkeys([*(report.called for report in plain), worst.called])),
