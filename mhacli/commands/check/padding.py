@@ -60,7 +60,7 @@ def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
         knows_start = True
     n_padding = max(lengths) - min(lengths)
     subject = f"with up to {n_padding} padding tokens on the {side}, a text gives"
-    meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
+    meaning = "" if mask.kind == "lengths" else f", {mask.as_passed}"
     agrees = f"{subject} the same outputs as alone ({mask.parameter}{meaning})"
     differs = f"{subject} other outputs than alone{by}"
     observed = compared(passes, differences, agrees, differs)
