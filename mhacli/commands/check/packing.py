@@ -28,7 +28,7 @@ from .probes import differing
 from .result import Behaviour, Tried
 
 _LENGTH = 48
-"""The tokens of a row of documents."""
+"""The tokens of a row of documents of a model of transformers."""
 _FEWEST = 6
 """The fewest tokens that can be three documents."""
 _TELLING = ("documents", "starts", "mask", "bias")
@@ -334,7 +334,9 @@ def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     attention = passes.attention
     if attention.is_pooled:
         return not_tried(passes, "its output is of a whole text, not of each token")
-    length = min(_LENGTH, passes.length) if attention.is_resizable else passes.length
+    length = passes.length
+    if is_family(model) and attention.is_resizable:  # which has many ways
+        length = min(_LENGTH, length)
     if length < _FEWEST:
         return not_tried(passes, f"needs a text of {_FEWEST} tokens or more")
     lengths: Sequence[int] = document_lengths(length)

@@ -706,8 +706,10 @@ class Examination(Shown):
         """Which behaviours hold, in texts of which length, and what isolates documents."""
         holding = [each for each in self.behaviour if each.ok]
         held = f"{', '.join(each.name for each in holding)} hold"
-        if lengths := [each.tried.length for each in holding if each.tried]:
-            held += f" in texts of up to {max(lengths)} tokens"
+        if lengths := {each.name: each.tried.length for each in holding if each.tried}:
+            most = max(lengths.values())
+            shorter = ", ".join(f"{name} {n}" for name, n in lengths.items() if n < most)
+            held += f" in texts of up to {most} tokens" + (f" ({shorter})" if shorter else "")
         return "; ".join([held, *(each.reason for each in holding if each.name == "packing")])
 
     @property

@@ -143,7 +143,7 @@ def test_a_model_isolates_documents_as_plain_passes_show(case: Packed) -> None:
         if ok is None and case.name != "PositionsOnly":
             assert answer(report).reason.startswith("not tried: ")
         else:
-            assert answer(report).tried.length <= 64
+            assert answer(report).tried.length <= 128
 
 
 HALVES = "torch.cat([torch.arange(T // 2), torch.arange(T - T // 2)])[None]"
@@ -211,6 +211,13 @@ def test_a_function_isolates_documents_before_its_gradients_are_judged(
         assert leak.line is not None
         line = Path(leak.file).read_text().splitlines()[leak.line - 1]
         assert line.startswith(f"def {name}(")
+
+
+def test_documents_are_packed_into_rows_of_the_longest_length() -> None:
+    report = user_code.check(built("ShortRowsOnly"))
+    assert [finding.code for finding in report.findings] == ["documents-leak"]
+    report = user_code.check(built("ShortRowsOnly"), length=32)
+    assert (report.verdict, answer(report).tried.length) == ("right", 32)
 
 
 def test_the_place_of_a_leak_is_named() -> None:
