@@ -28,15 +28,17 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
+from mhacli.usercode.axes import leaves
 from mhacli.usercode.build import (
     Built,
     arguments_of,
     is_of_torch,
     load_built,
+    seeded,
     with_zeros_drawn,
 )
 from mhacli.usercode.copies import copied
-from mhacli.usercode.door import NO_ANSWER
+from mhacli.usercode.door import NO_ANSWER, call_user
 from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
@@ -246,7 +248,43 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
         # what is stated of its tokens was not seen
         reason = f"causality: {tester.results['causality'].reason}"
         report = replace(report, verdict="unknown", reason=reason)
+    with suppress(OutOfTime, *NO_ANSWER):
+        report = replace(report, notes=(*report.notes, *_parameters_unread(passes)))
     return replace(report, arguments=arguments_of(built))
+
+
+def _parameters_unread(passes: Passes) -> Iterator[str]:
+    """A sentence about the trainable parameters that change nothing of what a pass returns: those
+    to which it gives no gradient, and without effect where they have other numbers. Raises
+    `OutOfTime`, and what the code raises.
+    """
+    attention = replace(passes.attention, has_graph=True)
+    if passes.module is None or _n_parameters(passes.module) > _SMALL or attention.is_copied:
+        return
+    inputs = Inputs(passes.text[None])
+
+    def returned() -> list[Tensor]:
+        with seeded(0, attention.device):
+            return [each for _, each in leaves(attention.result(inputs))]
+
+    named = {name: each for name, each in passes.module.named_parameters() if each.requires_grad}
+    before = returned()
+    sums = [each.sum() for each in before if each.requires_grad]
+    if not sums:
+        return
+    found = call_user(torch.autograd.grad, sums, [*named.values()], allow_unused=True)
+    unread = {name: named[name] for name, each in zip(named, found, strict=True) if each is None}
+    kept = {name: each.detach().clone() for name, each in unread.items()}
+    try:
+        for each in unread.values():
+            each.data.mul_(-1.5).add_(0.1)
+        after = returned() if unread else []
+    finally:
+        for name, each in unread.items():
+            each.data.copy_(kept[name])
+    if unread and len(after) == len(before) and all(map(torch.equal, before, after)):
+        names = first_names([name.removesuffix(".weight") for name in unread], _MOST_PARTS)
+        yield f"no output of a text of {passes.length} tokens depends on {names}"
 
 
 def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAttention]:

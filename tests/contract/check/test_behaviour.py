@@ -690,3 +690,33 @@ def test_the_command_answers_with_its_exit_code_and_json(tmp_path: Path) -> None
         32,
     )
     assert causality["at"]["position"] < causality["at"]["cut"]
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(61, 32), nn.Embedding(300, 32)
+        self.mix, self.head = nn.Linear(32, 32), nn.Linear(32, 61)
+
+    def forward(self, ids):
+        x = self.tokens(ids)READ
+        before = x.cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None]
+        return self.head(x + self.mix(before))
+"""
+PLACES = " + self.places(torch.arange(ids.shape[1]))"
+
+
+@pytest.mark.parametrize(
+    ("reads", "is_unread"),
+    [("", True), (PLACES, False), (PLACES + ".detach()", False)],
+)
+def test_parameters_without_effect_are_a_note(tmp_path: Path, reads: str, is_unread: bool) -> None:
+    path = tmp_path / "unread.py"
+    path.write_text(MODEL.replace("READ", reads))
+    report = user_code.check(f"{path}:Model")
+    assert report.ok
+    assert ["places" in note for note in report.notes] == [True] * is_unread
