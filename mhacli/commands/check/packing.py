@@ -25,7 +25,7 @@ from mhacli.usercode.user_attention import UserAttention
 from .observed import Answers, Intent, Observed, compared, not_tried, reason_of, seen
 from .passes import PassDifference, Passes, PassOutput, difference_of, is_family, largest_of
 from .probes import differing
-from .result import Behaviour, Tried
+from .result import LEAKS_AS_USUAL, Behaviour, Tried
 
 _LENGTH = 48
 """The tokens of a row of documents of a model of transformers."""
@@ -439,7 +439,7 @@ def _cautions(measured: Sequence[_Measured], *, is_asked: bool) -> str:
     """
     said = ""
     if is_asked and any(each.way.is_usual and not each.isolates for each in measured):
-        said += "; in its usual call documents see each other"
+        said += f"; {LEAKS_AS_USUAL}"
     if any(each.largest > ways.tolerance for ways in measured for each in ways.alone):
         said += "; a document is not as it is alone, as where positions run on"
     return said

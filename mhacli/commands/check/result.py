@@ -69,6 +69,8 @@ NOT_TRIED = "not tried: "
 """What `reason` begins with in the document of a behaviour for which no pass was made."""
 IMPLIED = "fails, which implies this"
 """What it ends with where the failure of another one implies its own, whose name is before it."""
+LEAKS_AS_USUAL = "in its usual call documents see each other"
+"""What it has of documents that another call isolates."""
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 
@@ -426,6 +428,11 @@ class Behaviour:
     def is_implied(self) -> bool:
         """Whether it was not tried because the failure of another one implies its own."""
         return self.why_untried.endswith(IMPLIED)
+
+    @property
+    def sign(self) -> bool | None:
+        """Whether it holds as a reader takes it: None also where it does in an unusual call."""
+        return None if self.ok and LEAKS_AS_USUAL in self.reason else self.ok
 
 
 class SeenCells(Struct, frozen=True):

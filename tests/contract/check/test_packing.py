@@ -331,6 +331,7 @@ def test_families_isolate_as_plain_passes_do(name: str, implementation: str) -> 
             assert report.ok == bool(asked), report.summary
             leaks = asked is True and not every.get(("none", None), True)
             assert ("usual call" in report.sentence) is leaks
+            assert found.sign is (None if leaks else found.ok)
         else:
             assert found.ok is (True if all(every.values()) else None)
             assert not any(finding.code == "documents-leak" for finding in report.findings)
