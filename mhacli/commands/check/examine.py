@@ -901,20 +901,14 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
 _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
 
 
-def combined(reports: Sequence[ModeReport]) -> Examination:
-    """The report on the worst mode, with the findings of all, proven ones first."""
-    every = [report.examination for report in reports]
-    worst = min(every, key=lambda report: _SEVERITY.index(report.verdict))
-    untried = dict.fromkeys(name for report in reports for name in report.untried)
-    common = [name for name in worst.not_examined if all(name in one.not_examined for one in every)]
-    worst = replace(worst, not_examined=tuple(dict.fromkeys([*common, *untried])))
-    if len(every) == 1:
-        return worst
-    plain = [each.examination for each in reports if not each.subject.is_turned]
+def _of_modes(reports: Sequence[ModeReport]) -> Iterable[Finding]:
+    """The findings of several modes, each code once, with all its modes and the evidence of each.
+    Beside a turned causal switch, the usual mode is the other one.
+    """
     turned = {each.subject.mode for each in reports if each.subject.is_turned}
+    usual: Mode | None = "causal" if "full" in turned else "full" if turned else None
     findings: dict[str, Finding] = {}
     evidence = dict[str, str]()  # with the modes
-    usual: Mode | None = "causal" if "full" in turned else "full" if turned else None
     for subject, report, _ in reports:
         mode = subject.mode or usual
         for finding in report.findings:
@@ -927,11 +921,24 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
                 finding = replace(likelier, evidence=at, modes=modes)
             findings[finding.code] = finding
             evidence[finding.code] = at
+    return findings.values()
+
+
+def combined(reports: Sequence[ModeReport]) -> Examination:
+    """The report on the worst mode, with the findings of all, proven ones first."""
+    every = [report.examination for report in reports]
+    worst = min(every, key=lambda report: _SEVERITY.index(report.verdict))
+    untried = dict.fromkeys(name for report in reports for name in report.untried)
+    common = [name for name in worst.not_examined if all(name in one.not_examined for one in every)]
+    worst = replace(worst, not_examined=tuple(dict.fromkeys([*common, *untried])))
+    if len(every) == 1:
+        return worst
+    plain = [each.examination for each in reports if not each.subject.is_turned]
     return replace(
         worst,
         called="; ".join(dict.fromkeys([*(report.called for report in plain), worst.called])),
         compared=Compared.of_all([report.compared for report in every]),
-        findings=tuple(sorted(findings.values(), key=lambda finding: not finding.proven)),
+        findings=tuple(sorted(_of_modes(reports), key=lambda finding: not finding.proven)),
         choices=tuple(dict.fromkeys(choice for report in every for choice in report.choices)),
         n_hypotheses=sum(report.n_hypotheses for report in every),
         notes=tuple(dict.fromkeys(note for report in every for note in report.notes)),

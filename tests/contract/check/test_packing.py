@@ -143,7 +143,7 @@ def test_a_model_isolates_documents_as_plain_passes_show(case: Packed) -> None:
         if ok is None and case.name != "PositionsOnly":
             assert answer(report).reason.startswith("not tried: ")
         else:
-            assert answer(report).tried.length <= 128
+            assert answer(report).tried.length <= 256
 
 
 HALVES = "torch.cat([torch.arange(T // 2), torch.arange(T - T // 2)])[None]"
