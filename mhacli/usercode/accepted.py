@@ -22,8 +22,9 @@ from .axes import (
 )
 from .build import seeded
 from .door import Unreadable, first_that_works, those_that_work
-from .masks import MaskForm
-from .names import source_of
+from .masks import MARKS, MaskForm
+from .names import are_marks_stated, source_of
+from .roles import MASKS
 from .user_attention import UserAttention
 from .usual_calls import AXES_OF_HEADS
 
@@ -145,9 +146,18 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
 
 
 def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm]) -> Iterator[MaskForm]:
-    """The forms that the call takes, each with whether it hides a key."""
+    """The forms that the call takes, each with whether it hides a key. None is of −∞ where
+    its words state marks.
+    """
+    built = attention.built
+    thing = built.thing if built.module is None else type(built.module)
+    is_only = len(attention.parameters(*MASKS)) == 1
+    every = [*forms]
+    for name in {form.parameter for form in every if form.kind in MARKS}:
+        if are_marks_stated(thing, name, is_only_mask=is_only):
+            every = [form for form in every if (form.parameter, form.kind) != (name, "additive")]
     return those_that_work(
-        forms, lambda form: form._replace(hides=hides(attention, form)), attention.built.tried.note
+        every, lambda form: form._replace(hides=hides(attention, form)), built.tried.note
     )
 
 

@@ -243,8 +243,11 @@ def _with_masks(attention: UserAttention) -> UserAttention:
         value = given.get(parameter.name)
         is_given = value is not None and not isinstance(value, MadeForSizes)
         if is_given == (attention.example is not None):
-            kinds = groupby(forms_of(parameter), attrgetter("is_padding"))
-            accepted = ([*accepted_forms(attention, forms)] for _, forms in kinds)
+            forms = forms_of(parameter)
+            if isinstance(value, torch.Tensor) and _holds_marks(value):
+                forms = [form for form in forms if form.kind != "additive"]
+            kinds = groupby(forms, attrgetter("is_padding"))
+            accepted = ([*accepted_forms(attention, each)] for _, each in kinds)
             found += next(filter(None, accepted), [])
     found.sort(key=lambda form: not form.hides)
     others = dict(attention.others)
@@ -252,6 +255,12 @@ def _with_masks(attention: UserAttention) -> UserAttention:
         if isinstance(others.get(form.parameter), MadeForSizes):
             others[form.parameter] = made_mask(form)
     return replace(attention, others=others, forms=tuple(found))
+
+
+def _holds_marks(mask: torch.Tensor) -> bool:
+    """Whether a mask marks tokens, and is not added to scores."""
+    is_of_ones = bool(mask.any()) and bool(((mask == 0) | (mask == 1)).all())
+    return is_of_ones or not mask.is_floating_point()
 
 
 # ----------------------------------------------------------------------------------------- refusals

@@ -40,6 +40,16 @@ class MaskForm(NamedTuple):
         return f"{self.parameter} [{', '.join(self.axes)}] as {self.kind} ({self.true_means})"
 
     @property
+    def as_passed(self) -> str:
+        """What the cells of the mask are, and mean."""
+        if self.kind == "additive":
+            return "as 0 and −∞"
+        if self.kind == "lengths":
+            return "as lengths"
+        mark = "True" if self.kind == "bool" else "1"
+        return f"{mark} = {'may attend' if self.true_means == 'keep' else 'hidden'}"
+
+    @property
     def is_turned(self) -> bool:
         """Whether 1 hides in the `attention_mask` of tokens, in which every tokenizer marks the
         real ones.
@@ -65,10 +75,10 @@ _MASKS: tuple[tuple[AxisNames, bool], ...] = (
     (("batch", "query", "key"), True),
 )
 """The axes of a mask, and whether it is of padding, the likeliest first."""
-_MARKS: tuple[MaskKind, ...] = ("bool", "01", "whole")
+MARKS: tuple[MaskKind, ...] = ("bool", "01", "whole")
 """The kinds in which True or 1 marks a key."""
 _KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
-    *product(_MARKS, get_args(MaskMeaning)),
+    *product(MARKS, get_args(MaskMeaning)),
     ("additive", "keep"),
 )
 

@@ -58,7 +58,7 @@ def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examinatio
     elif report.is_accepted and (late := _without_time(report)):
         names = ", ".join(each.name for each in late)
         report = replace(report, verdict="unknown", reason=f"{names}: {late[0].reason}")
-    elif report.is_accepted and (beside := ", ".join(_untried_beside(report))):
+    elif report.is_accepted and (beside := ", ".join(untried_beside(report))):
         because = "not tried because of what is accepted"
         notes.append(f"{because}: {beside}; other mistakes there are not found")
     return replace(report, notes=tuple(notes))
@@ -124,7 +124,7 @@ def _without_time(report: Examination) -> list[Behaviour]:
     return [each for each in omitted if each.name in report.not_examined]
 
 
-def _untried_beside(report: Examination) -> Iterator[str]:
+def untried_beside(report: Examination) -> Iterator[str]:
     """What an accepted mistake kept from being tried: behaviours that its failure implies, and all
     that follows a comparison which found it. Nothing follows that of a mask or of two
     implementations.
@@ -132,7 +132,8 @@ def _untried_beside(report: Examination) -> Iterator[str]:
     if report.mask or report.against is not None:
         return
     yield from (each.name for each in report.behaviour if each.is_implied)
-    if {each.name for each in report.behaviour} <= {"cache", "sees"}:  # asked of every attention
+    # these are asked of every attention
+    if {each.name for each in report.behaviour} <= {"cache", "sees", "packing"}:
         yield "behaviours"
     if report.compared is None or not report.compared.attention:
         yield "further lengths, dtypes and gradients"

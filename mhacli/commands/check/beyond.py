@@ -30,6 +30,7 @@ from mhacli.numbers import shown
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
 from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.masks import MARKS
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
@@ -696,9 +697,16 @@ def _backward(ran: Sequence[CellResult], request: CheckRequest) -> Backward:
 
 
 def _passed(ran: Sequence[CellResult], subject: UserAttention) -> tuple[str, ...]:
-    """The arguments that some calls were given besides, as code."""
-    variants = [each.cell.variant for each in ran]
-    given = [each.words for each in variants if each.form is not None or each.given]
+    """The arguments that some calls were given besides, as code, with what a mask holds that is no
+    mark of what may be seen.
+    """
+    given = list[str]()
+    for variant in (each.cell.variant for each in ran):
+        form = variant.form
+        if form is not None and (form.kind not in MARKS or form.true_means == "hide"):
+            given.append(f"{variant.words} ({form.as_passed})")
+        elif form is not None or variant.given:
+            given.append(variant.words)
     if subject.is_turned:
         switches = [each.name for each in subject.parameters("causal")]
         given += [f"{name}={subject.others[name]}" for name in switches if name in subject.others]

@@ -2,6 +2,7 @@
 mistakes.
 """
 
+import math
 import platform
 import shlex
 import sys
@@ -27,20 +28,29 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
+from mhacli.usercode.axes import leaves
 from mhacli.usercode.build import (
     Built,
     arguments_of,
     is_of_torch,
     load_built,
+    seeded,
     with_zeros_drawn,
 )
 from mhacli.usercode.copies import copied
-from mhacli.usercode.door import NO_ANSWER
+from mhacli.usercode.door import NO_ANSWER, call_user
 from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
-from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
+from mhacli.usercode.target import (
+    Choice,
+    Mode,
+    TargetRequest,
+    naming,
+    split_target,
+    targets_beside,
+)
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
 
@@ -50,9 +60,10 @@ from .beyond import GRID, Beyond, compare_beyond
 from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
 from .gradients import without_reference
-from .layer_sites import sites_in
+from .layer_sites import LayerSites, sites_in
 from .masks_as_targets import examine_mask, is_mask, mask_of_target
 from .observed import Intent, reason_of
+from .packing import isolation
 from .passes import Passes
 from .probes import (
     ProbedAttention,
@@ -74,6 +85,7 @@ from .result import (
     OutputComparison,
     Tried,
     Verdict,
+    finding_of,
 )
 from .sees import cells_of, statement_of
 from .stated import seeing_in, stated_causal, tests_stated
@@ -237,7 +249,43 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
         # what is stated of its tokens was not seen
         reason = f"causality: {tester.results['causality'].reason}"
         report = replace(report, verdict="unknown", reason=reason)
+    with suppress(OutOfTime, *NO_ANSWER):
+        report = replace(report, notes=(*report.notes, *_parameters_unread(passes)))
     return replace(report, arguments=arguments_of(built))
+
+
+def _parameters_unread(passes: Passes) -> Iterator[str]:
+    """A sentence about the trainable parameters that change nothing of what a pass returns: those
+    to which it gives no gradient, and without effect where they have other numbers. Raises
+    `OutOfTime`, and what the code raises.
+    """
+    attention = replace(passes.attention, has_graph=True)
+    if passes.module is None or _n_parameters(passes.module) > _SMALL or attention.is_copied:
+        return
+    inputs = Inputs(passes.text[None])
+
+    def returned() -> list[Tensor]:
+        with seeded(0, attention.device):
+            return [each for _, each in leaves(attention.result(inputs))]
+
+    named = {name: each for name, each in passes.module.named_parameters() if each.requires_grad}
+    before = returned()
+    sums = [each.sum() for each in before if each.requires_grad]
+    if not sums:
+        return
+    found = call_user(torch.autograd.grad, sums, [*named.values()], allow_unused=True)
+    unread = {name: named[name] for name, each in zip(named, found, strict=True) if each is None}
+    kept = {name: each.detach().clone() for name, each in unread.items()}
+    try:
+        for each in unread.values():
+            each.data.mul_(-1.5).add_(0.1)
+        after = returned() if unread else []
+    finally:
+        for name, each in unread.items():
+            each.data.copy_(kept[name])
+    if unread and len(after) == len(before) and all(map(torch.equal, before, after)):
+        names = first_names([name.removesuffix(".weight") for name in unread], _MOST_PARTS)
+        yield f"no output of a text of {passes.length} tokens depends on {names}"
 
 
 def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAttention]:
@@ -328,7 +376,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         if request.length is not None:
             raise
         return compared
-    tester.results |= {answer.name: answer for answer in report.behaviour}
+    shorter = {answer.name: answer for answer in report.behaviour if answer.name != "packing"}
+    tester.results |= shorter
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
         tester.results["prefix"] = Behaviour(
             name="prefix", ok=None, reason=f"{NOT_TRIED}{NO_ATTENTION}"
@@ -451,6 +500,15 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         return ModeReport(subject, replace(report, reason=reason), (REFERENCE,))
     diagnosis = diagnose(probed)
     findings, over_measuring = findings_of(diagnosis)
+    isolated = None
+    with suppress(*NO_ANSWER):  # before gradients, which leaks make wrong
+        isolated = isolation(probed.subject, request.seed)
+    if isolated is not None and not isolated.ok:
+        line = LayerSites(diagnosis.call).line_for((), "", subject.built)
+        size = f"{isolated.largest or math.inf:.2g} × the largest output"
+        evidence = f"with other tokens in all other documents it differs by {size}"
+        leak = finding_of("documents-leak", evidence, line, message=isolated.reason, fix="")
+        findings = (leak, *findings)
     untried = tuple(diagnosis.untried)
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
@@ -483,7 +541,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
             *diagnosis.notes,
             *beyond.notes,
         ),
-        behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
+        behaviour=tuple(filter(None, (diagnosis.cache, isolated))),
     )
     if not findings and untried:
         reason = f"{diagnosis.over or over_measuring} while it was compared with the reference"
@@ -848,6 +906,29 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
 _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
 
 
+def _of_modes(reports: Sequence[ModeReport]) -> Iterable[Finding]:
+    """The findings of several modes, each code once, with all its modes and the evidence of each.
+    Beside a turned causal switch, the usual mode is the other one.
+    """
+    turned = {each.subject.mode for each in reports if each.subject.is_turned}
+    usual: Mode | None = "causal" if "full" in turned else "full" if turned else None
+    findings: dict[str, Finding] = {}
+    evidence = dict[str, str]()  # with the modes
+    for subject, report, _ in reports:
+        mode = subject.mode or usual
+        for finding in report.findings:
+            at = f"in {mode} attention: {finding.evidence}"
+            finding = replace(finding, modes=() if mode is None else (mode,))
+            if (earlier := findings.get(finding.code)) is not None:
+                likelier = max(earlier, finding, key=lambda one: one.proven)
+                at = f"{evidence[finding.code]}\n{at}"
+                modes = tuple(dict.fromkeys(earlier.modes + finding.modes))
+                finding = replace(likelier, evidence=at, modes=modes)
+            findings[finding.code] = finding
+            evidence[finding.code] = at
+    return findings.values()
+
+
 def combined(reports: Sequence[ModeReport]) -> Examination:
     """The report on the worst mode, with the findings of all, proven ones first."""
     every = [report.examination for report in reports]
@@ -858,18 +939,11 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
     if len(every) == 1:
         return worst
     plain = [each.examination for each in reports if not each.subject.is_turned]
-    findings: dict[str, Finding] = {}
-    for subject, report, _ in reports:
-        for finding in report.findings:
-            earlier = findings.get(finding.code, finding)
-            modes = earlier.modes if subject.mode is None else (*earlier.modes, subject.mode)
-            likelier = max(earlier, finding, key=lambda one: one.proven)
-            findings[finding.code] = replace(likelier, modes=modes)
     return replace(
         worst,
         called="; ".join(dict.fromkeys([*(report.called for report in plain), worst.called])),
         compared=Compared.of_all([report.compared for report in every]),
-        findings=tuple(sorted(findings.values(), key=lambda finding: not finding.proven)),
+        findings=tuple(sorted(_of_modes(reports), key=lambda finding: not finding.proven)),
         choices=tuple(dict.fromkeys(choice for report in every for choice in report.choices)),
         n_hypotheses=sum(report.n_hypotheses for report in every),
         notes=tuple(dict.fromkeys(note for report in every for note in report.notes)),

@@ -14,6 +14,7 @@ import pytest
 from mhacli.errors import MhaError
 from mhacli.text.escape import visible
 
+from .acceptance import untried_beside
 from .annotations import annotations, print_annotations
 from .result import CheckRequest, Examination
 from .run import examined_or_refused
@@ -110,10 +111,13 @@ def _properties(examination: Examination) -> list[tuple[str, object]]:
     """The verdict, the behaviours, those that were not tried, the mistakes, and those accepted."""
     words = {True: "holds", False: "fails", None: "noted"}
     tried = [f"{one.name} {words[one.ok]}" for one in examination.behaviour if not one.was_omitted]
+    untried = [one.name for one in examination.behaviour if one.was_omitted]
+    if examination.is_accepted:
+        untried += untried_beside(examination)
     return [
         ("verdict", examination.verdict),
         ("behaviours", ", ".join(tried)),
-        ("not tried", ", ".join(one.name for one in examination.behaviour if one.was_omitted)),
+        ("not tried", ", ".join(dict.fromkeys(untried))),
         ("mistakes", ", ".join(finding.code for finding in examination.findings)),
         ("accepted", "; ".join(f"{each.code}: {each.reason}" for each in examination.accepted)),
     ]

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.io.data import finite
 from mhacli.usercode.accepted import accepted_forms
 from mhacli.usercode.axes import PATTERN_AXES, CallSizes
 from mhacli.usercode.door import Attempt, Unreadable, those_that_work
@@ -23,10 +24,11 @@ from mhacli.usercode.user_attention import UserAttention
 
 from .observed import Answers, Intent, Observed, compared, not_tried, reason_of, seen
 from .passes import PassDifference, Passes, PassOutput, difference_of, is_family, largest_of
-from .result import Tried
+from .probes import differing
+from .result import LEAKS_AS_USUAL, Behaviour, Tried
 
 _LENGTH = 48
-"""The tokens of a row of documents."""
+"""The tokens of a row of documents of a model of transformers."""
 _FEWEST = 6
 """The fewest tokens that can be three documents."""
 _TELLING = ("documents", "starts", "mask", "bias")
@@ -288,6 +290,42 @@ class _Measured(NamedTuple):
         return next(wrong, None)
 
 
+def isolation(attention: UserAttention, seed: int) -> Behaviour | None:
+    """Whether each document in the rows of a short call stays as it is when all others change; None
+    where the call does not tell several apart. Raises `Unreadable`, and what the code raises.
+    """
+    length = attention.sizes.q_len
+    drawer = attention.drawer(seed)
+    is_one_behind_another = "token" in attention.axes
+    if is_one_behind_another:  # a text is a document
+        name = attention.parameters("starts")[0].name
+        lengths: Sequence[int] = [length] * attention.sizes.batch
+        numbers = torch.arange(len(lengths))[:, None]
+    elif attention.parameters("starts", "documents") and attention.example is not None:
+        way, lengths = way_of_example(attention, length, packed=False)
+        name = way.name
+        numbers = _numbers(0, lengths, 1)
+    else:
+        return None
+    inputs = drawer.inputs(with_context=is_one_behind_another and attention.takes_context)
+    before = attention(inputs, seed=0)
+    for n in range(len(lengths)):
+        kept = (numbers == n).reshape(len(numbers), *[1] * (before.ndim - 3), -1, 1)
+
+        def other(rows: Tensor, kept: Tensor = kept) -> Tensor:
+            """The rows with other numbers in all other documents."""
+            return rows.where(kept, torch.randn(rows.shape, generator=drawer.generator).to(rows))
+
+        after = attention(inputs.map(other), seed=0).where(kept.to(before.device), before)
+        if differing(before, after).any():
+            what = f"document {n + 1} of {len(lengths)} changes with the others"
+            largest = finite(((after - before).abs().max() / before.abs().max()).item())
+            reason = f"{name} does not isolate: {what}"
+            return Behaviour(name="packing", ok=False, reason=reason, largest=largest)
+    tried = Tried(length, len(lengths) + 1)
+    return Behaviour(name="packing", ok=True, reason=f"{name} isolates documents", tried=tried)
+
+
 def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether each of several documents in one row stays as it is when all others change, and is
     as it is alone. What nobody promises or states is a note.
@@ -296,7 +334,9 @@ def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     attention = passes.attention
     if attention.is_pooled:
         return not_tried(passes, "its output is of a whole text, not of each token")
-    length = min(_LENGTH, passes.length) if attention.is_resizable else passes.length
+    length = passes.length
+    if is_family(model) and attention.is_resizable:  # which has many ways
+        length = min(_LENGTH, length)
     if length < _FEWEST:
         return not_tried(passes, f"needs a text of {_FEWEST} tokens or more")
     lengths: Sequence[int] = document_lengths(length)
@@ -399,7 +439,7 @@ def _cautions(measured: Sequence[_Measured], *, is_asked: bool) -> str:
     """
     said = ""
     if is_asked and any(each.way.is_usual and not each.isolates for each in measured):
-        said += "; in its usual call documents see each other"
+        said += f"; {LEAKS_AS_USUAL}"
     if any(each.largest > ways.tolerance for ways in measured for each in ways.alone):
         said += "; a document is not as it is alone, as where positions run on"
     return said

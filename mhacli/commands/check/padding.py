@@ -20,7 +20,7 @@ from .passes import PassDifference, Passes, difference_of, is_family, largest_of
 from .result import Tried
 
 _SHORT = 64
-"""The most tokens of a text whose padding is filled anew."""
+"""The most tokens of a text of a model of transformers whose padding is filled anew."""
 _NO_MASK = "it takes no mask of padding by a known name"
 
 
@@ -60,7 +60,7 @@ def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
         knows_start = True
     n_padding = max(lengths) - min(lengths)
     subject = f"with up to {n_padding} padding tokens on the {side}, a text gives"
-    meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
+    meaning = "" if mask.kind == "lengths" else f", {mask.as_passed}"
     agrees = f"{subject} the same outputs as alone ({mask.parameter}{meaning})"
     differs = f"{subject} other outputs than alone{by}"
     observed = compared(passes, differences, agrees, differs)
@@ -173,7 +173,8 @@ def content(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     model = passes.model
     if model.mask is None:
         return not_tried(passes, _NO_MASK)
-    texts = [passes.text[:_SHORT], passes.texts[-1][: _SHORT // 4]]
+    most = _SHORT if is_family(model) else passes.length
+    texts = [passes.text[:most], passes.texts[-1][: most // 4]]
     if len(texts[0]) == len(texts[1]) or not model.attention.is_resizable:
         return not_tried(passes, "needs texts of different lengths")
 

@@ -508,14 +508,12 @@ def masked_cases(
         masked = inputs._replace(allowed=form.repeated(allowed))
         if form.is_padding:
             masked = inputs._replace(real=right if form.kind == "lengths" else holes)
-        mark = "True" if form.kind == "bool" else "1"
-        meaning = "may attend" if form.true_means == "keep" else "hidden"
-        kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(
-            form.kind, f"{mark} = {meaning}"
-        )
         with suppress(*NO_ANSWER):  # the form does not fit these sizes
             yield make_case(
-                f"{form.parameter} [{', '.join(form.axes)}], {kind}", subject, masked, form
+                f"{form.parameter} [{', '.join(form.axes)}], {form.as_passed}",
+                subject,
+                masked,
+                form,
             )
 
 

@@ -69,6 +69,8 @@ NOT_TRIED = "not tried: "
 """What `reason` begins with in the document of a behaviour for which no pass was made."""
 IMPLIED = "fails, which implies this"
 """What it ends with where the failure of another one implies its own, whose name is before it."""
+LEAKS_AS_USUAL = "in its usual call documents see each other"
+"""What it has of documents that another call isolates."""
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 
@@ -427,6 +429,11 @@ class Behaviour:
         """Whether it was not tried because the failure of another one implies its own."""
         return self.why_untried.endswith(IMPLIED)
 
+    @property
+    def sign(self) -> bool | None:
+        """Whether it holds as a reader takes it: None also where it does in an unusual call."""
+        return None if self.ok and LEAKS_AS_USUAL in self.reason else self.ok
+
 
 class SeenCells(Struct, frozen=True):
     """Who may see whom and who does: a word of 0 and 1 for each query, with a sign for each key.
@@ -706,8 +713,10 @@ class Examination(Shown):
         """Which behaviours hold, in texts of which length, and what isolates documents."""
         holding = [each for each in self.behaviour if each.ok]
         held = f"{', '.join(each.name for each in holding)} hold"
-        if lengths := [each.tried.length for each in holding if each.tried]:
-            held += f" in texts of up to {max(lengths)} tokens"
+        if lengths := {each.name: each.tried.length for each in holding if each.tried}:
+            most = max(lengths.values())
+            shorter = ", ".join(f"{name} {n}" for name, n in lengths.items() if n < most)
+            held += f" in texts of up to {most} tokens" + (f" ({shorter})" if shorter else "")
         return "; ".join([held, *(each.reason for each in holding if each.name == "packing")])
 
     @property

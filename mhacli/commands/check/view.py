@@ -149,7 +149,7 @@ def _answers(examination: Examination, *, is_verbose: bool) -> Iterator[Line]:
     without their reasons unless it `is_verbose`.
     """
     answers = [
-        ("behaves", one.ok, one.name, one.reason, one.tried)
+        ("behaves", one.sign, one.name, one.reason, one.tried)
         for one in examination.behaviour
         if is_verbose or not one.was_omitted
     ]

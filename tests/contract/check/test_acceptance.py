@@ -196,6 +196,38 @@ def test_a_mode_is_a_part(tmp_path: Path) -> None:
         assert report.ok is is_ok
 
 
+SWITCHED = """
+import torch
+
+def attend(q, k, v, causal=False):
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return out * (1.1 if k.shape[2] > 64 and causal in WRONG else 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "modes"),
+    [
+        ((False, True), ("full", "causal")),
+        ((False,), ("full",)),
+        ((True,), ("causal",)),
+    ],
+)
+def test_a_mistake_counts_in_every_mode_of_a_causal_switch(
+    tmp_path: Path, wrong: tuple[bool, ...], modes: tuple[str, ...]
+) -> None:
+    path = tmp_path / "switched.py"
+    path.write_text(SWITCHED.replace("WRONG", repr(wrong)))
+    (finding,) = user_code.check(f"{path}:attend", length=80).findings
+    assert finding.modes == modes
+    assert len(finding.evidence.splitlines()) == len(modes)
+    for mode in ("full", "causal"):
+        report = user_code.check(
+            f"{path}:attend", length=80, accept={f"differs-beyond@{mode}": WHY}
+        )
+        assert report.ok is (modes == (mode,))
+
+
 @pytest.mark.parametrize(
     ("accept", "says"),
     [

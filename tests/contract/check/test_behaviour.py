@@ -729,3 +729,33 @@ def test_a_model_that_fails_says_whether_its_attention_was_compared(tmp_path: Pa
     assert [finding.code for finding in examination.findings] == ["sees-the-future"]
     assert [(each.verdict, len(each.names)) for each in examination.inside] == [("right", 2)]
     assert any("2 of 2" in note for note in examination.notes)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(61, 32), nn.Embedding(300, 32)
+        self.mix, self.head = nn.Linear(32, 32), nn.Linear(32, 61)
+
+    def forward(self, ids):
+        x = self.tokens(ids)READ
+        before = x.cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None]
+        return self.head(x + self.mix(before))
+"""
+PLACES = " + self.places(torch.arange(ids.shape[1]))"
+
+
+@pytest.mark.parametrize(
+    ("reads", "is_unread"),
+    [("", True), (PLACES, False), (PLACES + ".detach()", False)],
+)
+def test_parameters_without_effect_are_a_note(tmp_path: Path, reads: str, is_unread: bool) -> None:
+    path = tmp_path / "unread.py"
+    path.write_text(MODEL.replace("READ", reads))
+    report = user_code.check(f"{path}:Model")
+    assert report.ok
+    assert ["places" in note for note in report.notes] == [True] * is_unread

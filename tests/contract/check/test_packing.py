@@ -143,7 +143,7 @@ def test_a_model_isolates_documents_as_plain_passes_show(case: Packed) -> None:
         if ok is None and case.name != "PositionsOnly":
             assert answer(report).reason.startswith("not tried: ")
         else:
-            assert answer(report).tried.length <= 64
+            assert answer(report).tried.length <= 256
 
 
 HALVES = "torch.cat([torch.arange(T // 2), torch.arange(T - T // 2)])[None]"
@@ -190,6 +190,40 @@ def test_a_statement_holds_if_one_way_to_tell_documents_apart_is_right() -> None
     stated = "q >= k and doc[q] == doc[k]"
     report = user_code.check(built("CacheForgetsDocuments"), packed=True, sees=stated)
     assert {each.name: each.ok for each in report.behaviour}["sees"] is True
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        None,
+        """lambda m, T: m(torch.randn(T, 4, 8), torch.randn(T, 4, 8), torch.randn(T, 4, 8),
+        torch.tensor([0, 3, T], dtype=torch.int32), T)""",
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "isolates"),
+    [("attend", True), ("attend_to_one_before", False), ("attend_to_all", False)],
+)
+def test_a_function_isolates_documents_before_its_gradients_are_judged(
+    name: str, isolates: bool, example: str | None
+) -> None:
+    report = mhacli.check(f"{FOLDER / 'functions.py'}:{name}", example=example)
+    assert answer(report).ok is isolates
+    found = {finding.code: finding for finding in report.findings}
+    assert found.keys() == (set() if isolates else {"documents-leak"})
+    if not isolates:
+        leak = found["documents-leak"]
+        assert leak.file is not None
+        assert leak.line is not None
+        line = Path(leak.file).read_text().splitlines()[leak.line - 1]
+        assert line.startswith(f"def {name}(")
+
+
+def test_documents_are_packed_into_rows_of_the_longest_length() -> None:
+    report = user_code.check(built("ShortRowsOnly"))
+    assert [finding.code for finding in report.findings] == ["documents-leak"]
+    report = user_code.check(built("ShortRowsOnly"), length=32)
+    assert (report.verdict, answer(report).tried.length) == ("right", 32)
 
 
 def test_the_place_of_a_leak_is_named() -> None:
@@ -303,6 +337,7 @@ def test_families_isolate_as_plain_passes_do(name: str, implementation: str) -> 
             assert report.ok == bool(asked), report.summary
             leaks = asked is True and not every.get(("none", None), True)
             assert ("usual call" in report.sentence) is leaks
+            assert found.sign is (None if leaks else found.ok)
         else:
             assert found.ok is (True if all(every.values()) else None)
             assert not any(finding.code == "documents-leak" for finding in report.findings)

@@ -67,6 +67,57 @@ def test_a_text_gives_the_same_padded_as_alone(name: str) -> None:
     assert [each.code for each in report.findings] == ["padding-leak"] * (expected is False)
 
 
+ADDED = """FILE
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x, attention_mask: TYPE = None):
+        scores = self.q(x) @ self.k(x).mT * x.shape[-1] ** -0.5
+        if attention_mask is not None:
+            # COMMENT
+            scores = scores + attention_mask[:, None]
+        return scores.softmax(-1) @ self.v(x)
+"""
+GIVEN = "lambda m, T: m(torch.randn(2, T, 32), attention_mask={}(2, T))"
+
+
+@pytest.mark.parametrize(
+    ("stated", "example", "is_right"),
+    [
+        ({}, None, True),
+        ({"COMMENT": "0 = keep, -inf = masked"}, None, True),
+        ({"FILE": '"""Additive masks; other code has 1 = real, an additive mask."""'}, None, True),
+        ({}, GIVEN.format("torch.zeros"), True),
+        ({"FILE": '"""A mask of padding (1 = real, 0 = pad)."""'}, None, False),
+        ({"COMMENT": "attention_mask is 0 for padding"}, None, False),
+        ({"TYPE": "torch.BoolTensor | None"}, None, False),
+        ({"TYPE": "torch.LongTensor | None"}, None, False),
+        ({}, GIVEN.format("torch.ones"), False),
+        ({}, GIVEN.replace("{}(2, T)", "torch.ones(2, T).bool()"), False),
+    ],
+)
+def test_a_mask_is_what_the_code_or_the_example_states(
+    tmp_path: Path, stated: dict[str, str], example: str | None, is_right: bool
+) -> None:
+    path = tmp_path / "added.py"
+    text = ADDED
+    for word, what in {"FILE": "", "TYPE": "object", "COMMENT": "", **stated}.items():
+        text = text.replace(word, what)
+    path.write_text(text)
+    report = user_code.check(f"{path}:Layer", example=example, length=32)
+    codes = [finding.code for finding in report.findings]
+    assert codes == ([] if is_right else ["mask-added-as-01"])
+    assert report.ok is is_right
+    if is_right:
+        assert report.compared is not None
+        assert [each for each in report.compared.arguments if "−∞" in each]
+
+
 def test_a_meaning_that_is_stated_counts() -> None:
     assert examined("ByMaskTurned", mask_means="hide").verdict != "wrong"
     assert answers(examined("ByMask", mask_means="hide"))["right-padding"] is False

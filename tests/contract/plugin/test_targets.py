@@ -219,8 +219,12 @@ def test_a_table_states_targets_and_what_is_meant(folder: Path) -> None:
     (folder / "below").mkdir()
     table = folder / "pyproject.toml"
     table.write_text(TABLE.format(key="length"))
-    ended = run_pytest(folder / "below", "--mha", "../pyproject.toml", GITHUB_ACTIONS="true")
+    words = ("--mha", "../pyproject.toml", f"--junitxml={folder / 'out.xml'}")
+    ended = run_pytest(folder / "below", *words, GITHUB_ACTIONS="true")
     assert "2 passed" in ended.stdout
+    properties = ElementTree.parse(folder / "out.xml").iter("property")
+    untried = [each.get("value") for each in properties if each.get("name") == "not tried"]
+    assert "behaviours" in str(untried[-1])
     assert "up to 257 tokens" not in ended.stdout
     assert "as in T5" in ended.stdout
     assert "not tried because of what is accepted: " in ended.stdout
