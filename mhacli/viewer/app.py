@@ -1,5 +1,7 @@
 """The viewer's app: its texts to read, its screens, and its start and end on the terminal."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import select
@@ -7,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -17,15 +20,18 @@ from textual.widgets import Footer
 
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Terminated
-from mhacli.record.record import DecodingRecord, is_a
+from mhacli.record.record import DecodingRecord, EffectRecord, is_a
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
 
 from .heads import Overview
 from .keys import KEYS
-from .screen import EffectsWanted, HeadWanted, Words
+from .screen import Words
 from .session import Session
+
+if TYPE_CHECKING:  # numpy is imported after the first screen is visible
+    from .picture import Picture
 
 # -------------------------------------------------------------------------------------------- texts
 
@@ -178,17 +184,17 @@ class Viewer(App[None]):
         else:
             self.exit()
 
-    def on_head_wanted(self, wanted: HeadWanted) -> None:
-        """Opens the screen of a head."""
+    def open_head(self, picture: Picture) -> None:
+        """Opens the screen of a head, whose picture this is."""
         from .head import HeadScreen
 
-        self.push_screen(HeadScreen(self.session, wanted.picture))
+        self.push_screen(HeadScreen(self.session, picture))
 
-    def on_effects_wanted(self, wanted: EffectsWanted) -> None:
-        """Opens the screen of effects."""
+    def open_effects(self, record: EffectRecord) -> None:
+        """Opens the screen of the effects in a record."""
         from .effects import EffectsScreen
 
-        self.push_screen(EffectsScreen(self.session, wanted.record))
+        self.push_screen(EffectsScreen(self.session, record))
 
     def action_read(self, name: str) -> None:
         """Opens the walkthrough, the provenance of the record, or the list of keys."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -14,7 +14,6 @@ from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.message import Message
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
@@ -29,7 +28,7 @@ from .keys import KEYS
 from .session import Session, places_ahead
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
-    from .picture import Picture
+    from .app import Viewer
 
 # -------------------------------------------------------------------------------------------- panes
 
@@ -138,22 +137,6 @@ class Keys(Footer):
         return (key.add_class("-compact", update=False) for key in super().compose())
 
 
-class HeadWanted(Message):
-    """The app is to open the screen of a head, whose picture this is."""
-
-    def __init__(self, picture: Picture) -> None:
-        super().__init__()
-        self.picture = picture
-
-
-class EffectsWanted(Message):
-    """The app is to open the screen of the effects in a record."""
-
-    def __init__(self, record: EffectRecord) -> None:
-        super().__init__()
-        self.record = record
-
-
 class HeadsScreen(Screen[None]):
     """A screen over the heads of a session: `panes`, the keys or a message below, and a cursor on a
     row and column.
@@ -257,10 +240,15 @@ class HeadsScreen(Screen[None]):
                 line.append((text, style + CURSOR if (number, place) == self.at else style))
             yield line
 
+    @property
+    def viewer(self) -> Viewer:
+        """The app, which opens other screens: at once, so that the next key acts there."""
+        return cast("Viewer", self.app)
+
     def action_effects(self) -> None:
         """Opens the effects of removals."""
         if is_a(self.session.record, EffectRecord):
-            self.post_message(EffectsWanted(self.session.record))
+            self.viewer.open_effects(self.session.record)
 
     def take_place(self) -> None:
         """Shows the head at the place of the session."""
@@ -305,7 +293,7 @@ class HeadsScreen(Screen[None]):
         if picture is None:
             self.action_say(self.session.why_nothing())
         else:
-            self.post_message(HeadWanted(picture))
+            self.viewer.open_head(picture)
 
 
 def type_words(session: Session) -> Text:

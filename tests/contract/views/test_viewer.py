@@ -206,7 +206,7 @@ def test_cells_grow_and_shrink_and_small_ones_are_means_of_blocks(tmp_path: Path
 def test_the_scale_changes_with_a_key_and_begins_as_it_is_given(tmp_path: Path) -> None:
     weights = pattern("plain")  # all heads share a scale
     with viewing(tmp_path, saved("plain"), "--head", "0", "--map-scale", "log") as screen:
-        screen.until(rf"scale log, \S+ or less … {weights.max():.4g}")
+        screen.until(rf"scale log, ≤ \S+ … {weights.max():.4g}")
         while (scale := screen.until(r"^scale (\w+)")[1]) != "linear":
             screen.press("s")
             screen.until(rf"^scale (?!{scale})\w+")
