@@ -149,8 +149,7 @@ def _cause(d: ModelDocument, first: Difference) -> str:
     order = [*CAUSES]  # that of execution
     before = order[: order.index(site)] if site in order else []
     causes = [*_not_compared(before, part, equal, unmatched), CAUSES.get(site, first.site)]
-    keys = compared.get(("attention", "k"))
-    if first.site == "k_rotated" and keys is not None and keys.n_heads < first.n_heads:
+    if _repeats_keys(first, compared.get(("attention", "k"))):
         causes[-1] += ", or the order in which kv heads are repeated,"
     is_captured = any((part, inner) in {*compared, *unmatched} for inner in ("scores", "z"))
     if site == ("attention", "output") and not is_captured:
@@ -160,6 +159,11 @@ def _cause(d: ModelDocument, first: Difference) -> str:
         return what
     names = [name for of_part, name in before if of_part == part and (part, name) in equal]
     return f"{_equal_words(names if part == 'attention' else [])} equal, so {what}"
+
+
+def _repeats_keys(first: Difference, keys: Difference | None) -> bool:
+    """Whether the keys at the first place have more heads than the projected ones."""
+    return first.site == "k_rotated" and keys is not None and keys.n_heads < first.n_heads
 
 
 def _sites_beside(first: Difference, rows: Sequence[AnyRow]) -> dict[PartAndSite, AnyRow]:
