@@ -750,16 +750,14 @@ class Examination(Shown):
         and why not in the others.
         """
         n_right = sum(len(each.names) for each in self.inside if each.verdict == "right")
-        compared = f"attention right in {n_right} of {sum(len(each.names) for each in self.inside)}"
+        compared = "the attention inside was not compared with the reference"
+        if any(each.verdict != "unknown" for each in self.inside):
+            n_in_all = sum(len(each.names) for each in self.inside)
+            compared = f"attention right in {n_right} of {n_in_all}"
         others = [
             f"{each.type}: {each.reason}" for each in self.inside if each.verdict == "unknown"
         ]
-        return "; ".join(
-            [
-                compared if n_right else "the attention inside was not compared with the reference",
-                *others,
-            ]
-        )
+        return "; ".join([compared, *others])
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""
