@@ -21,6 +21,7 @@ FLAGS = (
     "-std=gnu11",
     "-fPIC",
     "-shared",
+    "-s",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
