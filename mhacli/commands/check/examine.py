@@ -376,8 +376,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         if request.length is not None:
             raise
         return compared
-    shorter = {answer.name: answer for answer in report.behaviour if answer.name != "packing"}
-    tester.results |= shorter
+    # the text of a model is longer than that of a call
+    tester.results |= {each.name: each for each in report.behaviour if each.name != "packing"}
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
         tester.results["prefix"] = Behaviour(
             name="prefix", ok=None, reason=f"{NOT_TRIED}{NO_ATTENTION}"
@@ -500,18 +500,24 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         return ModeReport(subject, replace(report, reason=reason), (REFERENCE,))
     diagnosis = diagnose(probed)
     findings, over_measuring = findings_of(diagnosis)
+    untried = tuple(diagnosis.untried)
+    if over_measuring is not None:
+        untried = (*untried, "parameters without effect")
     isolated = None
-    with suppress(*NO_ANSWER):  # before gradients, which leaks make wrong
+    try:  # before gradients, which leaks make wrong
         isolated = isolation(probed.subject, request.seed)
-    if isolated is not None and not isolated.ok:
+    except OutOfTime as over:
+        over_measuring = over_measuring or over
+        untried = (*untried, "packing")
+    except NO_ANSWER as failure:
+        reason = f"{NOT_TRIED}{reason_of(failure)}"
+        isolated = Behaviour(name="packing", ok=None, reason=reason)
+    if isolated is not None and isolated.ok is False:
         line = LayerSites(diagnosis.call).line_for((), "", subject.built)
         size = f"{isolated.largest or math.inf:.2g} × the largest output"
         evidence = f"with other tokens in all other documents it differs by {size}"
         leak = finding_of("documents-leak", evidence, line, message=isolated.reason, fix="")
         findings = (leak, *findings)
-    untried = tuple(diagnosis.untried)
-    if over_measuring is not None:
-        untried = (*untried, "parameters without effect")
     beyond = _further(diagnosis, findings)
     findings = tuple(beyond.findings)
     over_measuring = over_measuring or beyond.over
