@@ -912,27 +912,22 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
 _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
 
 
-def _of_modes(reports: Sequence[ModeReport]) -> Iterable[Finding]:
+def _of_modes(reports: Sequence[ModeReport]) -> Iterator[Finding]:
     """The findings of several modes, each code once, with all its modes and the evidence of each.
     Beside a turned causal switch, the usual mode is the other one.
     """
     turned = {each.subject.mode for each in reports if each.subject.is_turned}
     usual: Mode | None = "causal" if "full" in turned else "full" if turned else None
-    findings: dict[str, Finding] = {}
-    evidence = dict[str, str]()  # with the modes
+    by_code = dict[str, list[tuple[Mode | None, Finding]]]()
     for subject, report, _ in reports:
-        mode = subject.mode or usual
         for finding in report.findings:
-            at = f"in {mode} attention: {finding.evidence}"
-            finding = replace(finding, modes=() if mode is None else (mode,))
-            if (earlier := findings.get(finding.code)) is not None:
-                likelier = max(earlier, finding, key=lambda one: one.proven)
-                at = f"{evidence[finding.code]}\n{at}"
-                modes = tuple(dict.fromkeys(earlier.modes + finding.modes))
-                finding = replace(likelier, evidence=at, modes=modes)
-            findings[finding.code] = finding
-            evidence[finding.code] = at
-    return findings.values()
+            by_code.setdefault(finding.code, []).append((subject.mode or usual, finding))
+    for found in by_code.values():
+        likeliest = max((finding for _, finding in found), key=lambda one: one.proven)
+        modes = tuple(dict.fromkeys(mode for mode, _ in found if mode is not None))
+        lines = [f"in {mode} attention: {finding.evidence}" for mode, finding in found]
+        evidence = "\n".join(lines) if lines[1:] else likeliest.evidence
+        yield replace(likeliest, evidence=evidence, modes=modes)
 
 
 def combined(reports: Sequence[ModeReport]) -> Examination:
