@@ -505,19 +505,11 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         untried = (*untried, "parameters without effect")
     isolated = None
     try:  # before gradients, which leaks make wrong
-        isolated = isolation(probed.subject, request.seed)
+        isolated = _isolated(diagnosis)
     except OutOfTime as over:
         over_measuring = over_measuring or over
         untried = (*untried, "packing")
-    except NO_ANSWER as failure:
-        reason = f"{NOT_TRIED}{reason_of(failure)}"
-        isolated = Behaviour(name="packing", ok=None, reason=reason)
-    if isolated is not None and isolated.ok is False:
-        line = LayerSites(diagnosis.call).line_for((), "", subject.built)
-        size = f"{isolated.largest or math.inf:.2g} × the largest output"
-        evidence = f"with other tokens in all other documents it differs by {size}"
-        leak = finding_of("documents-leak", evidence, line, message=isolated.reason, fix="")
-        findings = (leak, *findings)
+    findings = (*_leaks(isolated, diagnosis), *findings)
     beyond = _further(diagnosis, findings)
     findings = tuple(beyond.findings)
     over_measuring = over_measuring or beyond.over
@@ -555,6 +547,25 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     elif not findings and not diagnosis.is_right:
         report = _undecided(report, diagnosis)
     return ModeReport(subject, report, untried)
+
+
+def _isolated(diagnosis: Diagnosis) -> Behaviour | None:
+    """Whether documents are isolated, None where there are none. Raises `OutOfTime`."""
+    try:
+        return isolation(diagnosis.subject, diagnosis.request.seed)
+    except NO_ANSWER as failure:
+        reason = f"{NOT_TRIED}{reason_of(failure)}"
+        return Behaviour(name="packing", ok=None, reason=reason)
+
+
+def _leaks(isolated: Behaviour | None, diagnosis: Diagnosis) -> Iterator[Finding]:
+    """The finding where documents are not isolated."""
+    if isolated is None or isolated.ok is not False:
+        return
+    line = LayerSites(diagnosis.call).line_for((), "", diagnosis.subject.built)
+    size = f"{isolated.largest or math.inf:.2g} × the largest output"
+    evidence = f"with other tokens in all other documents it differs by {size}"
+    yield finding_of("documents-leak", evidence, line, message=isolated.reason, fix="")
 
 
 def _of_pooled(subject: UserAttention, request: CheckRequest) -> Examination | None:
