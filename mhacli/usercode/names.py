@@ -137,8 +137,11 @@ def source_of(thing: object) -> str:
 _SEES = "real|actual|valid|visible|keep|kept|token|attend|may|not? ?-?pad|non"
 _HIDES = "pad|mask|hid|ignor"
 _MEANS = r"\s*(?:=+|:|is|are|means?|for|marks?|where|->|→)\s*(?:an? |the )?"
+_BEFORE = r"(?:(?m:^)[\s#]*(?:[-*] )?|[(\[,;:]\s*|\b(?:is|are|has|with|where|of|and) )"
+"""What stands before such a number: a word as in `axis 1 is tokens`, a sign or a digit does not."""
 _MARKS = (
-    rf"\b(?:1s?|ones|True|False){_MEANS}(?:{_SEES}|{_HIDES})|\b(?:0s?|zeros){_MEANS}(?:{_HIDES})"
+    rf"{_BEFORE}(?:(?:1s?|ones|True|False){_MEANS}(?:{_SEES}|{_HIDES})|"
+    rf"(?:0s?|zeros){_MEANS}(?:{_HIDES}))"
 )
 _WHOLE = r"(?:bool\w*|longtensor|torch\.long|inttensor|int\d*|integers?|byte\w*)"
 """Words that say which tokens 1 or True marks; 0 that is kept may be added to scores."""
@@ -146,20 +149,22 @@ _WHOLE = r"(?:bool\w*|longtensor|torch\.long|inttensor|int\d*|integers?|byte\w*)
 
 def are_marks_stated(thing: object, name: str, *, is_only_mask: bool) -> bool:
     """Whether the annotation or the words of a class or a function say that a mask of this name is
-    boolean or whole, or what 1 marks, in the line of its name unless it `is_only_mask`. Those of
-    its file count where nothing else in this takes the mask.
+    boolean or whole, or what 1 marks: behind its name in a line, or behind the word mask if it
+    `is_only_mask`. Those of its file count where nothing else in this takes the mask. Masks that
+    are added state nothing.
     """
     code = source_of(thing)
-    if re.search(rf"\b{name}\b\W{{1,3}}[^,=)\n]{{0,40}}\b{_WHOLE}\b", code, re.I):
+    annotation = rf"\b{name}\b(?:\s?:|\s\()(?:(?!float|not )[^,=)\n]){{0,40}}\b{_WHOLE}\b"
+    if re.search(annotation, code, re.I):
         return True
     words = "\n".join(re.findall(r'#.*|"""(?s:.*?)"""', code))
-    with suppress(OSError, TypeError):
-        module = inspect.getmodule(thing)
-        takes = re.findall(rf"def \w+\([^)]*\b{name}\b", inspect.getsource(module))  # type: ignore
-        if len(takes) == 1:
-            words = f"{getattr(module, '__doc__', '')}\n{words}"
-    about = "" if is_only_mask else rf"\b{name}\b.{{0,80}}?"
-    return bool(re.search(about + f"(?:{_MARKS})", words)) and "additive" not in words
+    module = inspect.getmodule(thing)
+    if len(re.findall(rf"def \w+\([^)]*\b{name}\b", source_of(module))) == 1:
+        words = f"{inspect.getdoc(module)}\n{words}"
+    about = rf"\b{name}\b.{{0,80}}?"
+    if is_only_mask:
+        about = rf"(?i:mask|{name})\b(?s:.{{0,80}}?)"
+    return bool(re.search(about + _MARKS, words)) and not re.search("(?i)additiv|added", words)
 
 
 def never_read(call: Callable[..., object]) -> set[str]:

@@ -260,9 +260,8 @@ def _matrices(
                     yield first.flatten(0, 1), (kernel,)
         return
     for matrix in _oriented(part):
-        is_swapped = (
-            part.orientation == "free" and matrix is not weight
-        )  # the second of `_oriented`
+        # the second of `_oriented`
+        is_swapped = part.orientation == "free" and matrix is not weight
         if n_heads > 1 and tuple(matrix.shape) == (d_in / n_heads, d_in / n_heads):
             words = f"{part.name} projects a slice of the row for each head, the same for all"
             yield torch.block_diag(*[matrix] * n_heads), (Choice("shared-projections", words),)

@@ -399,9 +399,8 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     same = list[str]()
     sites = [site for site in _SITES if site in first and site in second]
     for site in sites:
-        width = (
-            first[site].tensors[0].shape[-1] if site == "concat" else 1
-        )  # heads stand in columns
+        # heads stand in columns
+        width = first[site].tensors[0].shape[-1] if site == "concat" else 1
         a, b = (
             sorted_numbers(torch.cat([*map(torch.flatten, call[site].tensors)]), width)
             for call in (first, second)

@@ -376,8 +376,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         if request.length is not None:
             raise
         return compared
-    shorter = {answer.name: answer for answer in report.behaviour if answer.name != "packing"}
-    tester.results |= shorter
+    # the text of a model is longer than that of a call
+    tester.results |= {each.name: each for each in report.behaviour if each.name != "packing"}
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
         tester.results["prefix"] = Behaviour(
             name="prefix", ok=None, reason=f"{NOT_TRIED}{NO_ATTENTION}"
@@ -500,18 +500,16 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         return ModeReport(subject, replace(report, reason=reason), (REFERENCE,))
     diagnosis = diagnose(probed)
     findings, over_measuring = findings_of(diagnosis)
-    isolated = None
-    with suppress(*NO_ANSWER):  # before gradients, which leaks make wrong
-        isolated = isolation(probed.subject, request.seed)
-    if isolated is not None and not isolated.ok:
-        line = LayerSites(diagnosis.call).line_for((), "", subject.built)
-        size = f"{isolated.largest or math.inf:.2g} × the largest output"
-        evidence = f"with other tokens in all other documents it differs by {size}"
-        leak = finding_of("documents-leak", evidence, line, message=isolated.reason, fix="")
-        findings = (leak, *findings)
     untried = tuple(diagnosis.untried)
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
+    isolated = None
+    try:  # before gradients, which leaks make wrong
+        isolated = _isolated(diagnosis)
+    except OutOfTime as over:
+        over_measuring = over_measuring or over
+        untried = (*untried, "packing")
+    findings = (*_leaks(isolated, diagnosis), *findings)
     beyond = _further(diagnosis, findings)
     findings = tuple(beyond.findings)
     over_measuring = over_measuring or beyond.over
@@ -549,6 +547,25 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     elif not findings and not diagnosis.is_right:
         report = _undecided(report, diagnosis)
     return ModeReport(subject, report, untried)
+
+
+def _isolated(diagnosis: Diagnosis) -> Behaviour | None:
+    """Whether documents are isolated, None where there are none. Raises `OutOfTime`."""
+    try:
+        return isolation(diagnosis.subject, diagnosis.request.seed)
+    except NO_ANSWER as failure:
+        reason = f"{NOT_TRIED}{reason_of(failure)}"
+        return Behaviour(name="packing", ok=None, reason=reason)
+
+
+def _leaks(isolated: Behaviour | None, diagnosis: Diagnosis) -> Iterator[Finding]:
+    """The finding where documents are not isolated."""
+    if isolated is None or isolated.ok is not False:
+        return
+    line = LayerSites(diagnosis.call).line_for((), "", diagnosis.subject.built)
+    size = f"{isolated.largest or math.inf:.2g} × the largest output"
+    evidence = f"with other tokens in all other documents it differs by {size}"
+    yield finding_of("documents-leak", evidence, line, message=isolated.reason, fix="")
 
 
 def _of_pooled(subject: UserAttention, request: CheckRequest) -> Examination | None:
@@ -906,27 +923,22 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
 _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
 
 
-def _of_modes(reports: Sequence[ModeReport]) -> Iterable[Finding]:
+def _of_modes(reports: Sequence[ModeReport]) -> Iterator[Finding]:
     """The findings of several modes, each code once, with all its modes and the evidence of each.
     Beside a turned causal switch, the usual mode is the other one.
     """
     turned = {each.subject.mode for each in reports if each.subject.is_turned}
     usual: Mode | None = "causal" if "full" in turned else "full" if turned else None
-    findings: dict[str, Finding] = {}
-    evidence = dict[str, str]()  # with the modes
+    by_code = dict[str, list[tuple[Mode | None, Finding]]]()
     for subject, report, _ in reports:
-        mode = subject.mode or usual
         for finding in report.findings:
-            at = f"in {mode} attention: {finding.evidence}"
-            finding = replace(finding, modes=() if mode is None else (mode,))
-            if (earlier := findings.get(finding.code)) is not None:
-                likelier = max(earlier, finding, key=lambda one: one.proven)
-                at = f"{evidence[finding.code]}\n{at}"
-                modes = tuple(dict.fromkeys(earlier.modes + finding.modes))
-                finding = replace(likelier, evidence=at, modes=modes)
-            findings[finding.code] = finding
-            evidence[finding.code] = at
-    return findings.values()
+            by_code.setdefault(finding.code, []).append((subject.mode or usual, finding))
+    for found in by_code.values():
+        likeliest = max((finding for _, finding in found), key=lambda one: one.proven)
+        modes = tuple(dict.fromkeys(mode for mode, _ in found if mode is not None))
+        lines = [f"in {mode} attention: {finding.evidence}" for mode, finding in found]
+        evidence = "\n".join(lines) if lines[1:] else likeliest.evidence
+        yield replace(likeliest, evidence=evidence, modes=modes)
 
 
 def combined(reports: Sequence[ModeReport]) -> Examination:

@@ -187,11 +187,10 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
 def _how_to_state(mistake: Mistake, trial: Trial, layer: ReferenceLayer) -> str:
     """How a wrong scale that is one number in every call is stated; empty for other mistakes."""
     qk = sites_in(trial.call, layer).tensors.get("qk")
+    varies = mistake.code in ("scale-length", "scale-batch")
+    if qk is None or varies or mistake.stages.keys() != {"scale"}:
+        return ""
     d_head = layer.d_head or trial.cases[0].inputs.queries.shape[-1]
-    if mistake.stages.keys() != {"scale"} or mistake.code in ("scale-length", "scale-batch"):
-        return ""
-    if qk is None or not mistake.code.startswith("scale-"):
-        return ""
     value = float(mistake.stages["scale"](layer, torch.ones_like(qk), d_head).flatten()[0])
     return f"; if it is meant, --scale {value:.8g} states it, and all else is compared"
 

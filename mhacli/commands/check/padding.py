@@ -79,11 +79,12 @@ def _is_of_no_position(
     """Whether tokens that padding on the left changes are the same behind one padding token and
     behind many, which positions would tell apart.
     """
-    is_changed = max(each.by_token.max().item() for each in differences) > passes.tolerance
-    if not is_changed or passes.attention.is_pooled or passes.too_coarse:
-        return False
     text = min(passes.texts, key=len)
     beside = (passes.text[: len(text) + 1], passes.text)
+    is_changed = max(each.by_token.max().item() for each in differences) > passes.tolerance
+    is_told = is_changed and len(beside[0]) < passes.length and not passes.attention.is_pooled
+    if not is_told or passes.too_coarse:
+        return False
     one, many = (passes.run_pass(each, text, mask=mask, side="left")[1] for each in beside)
     return difference_of(one, many).by_token.max().item() <= passes.tolerance
 
@@ -174,7 +175,7 @@ def content(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     if model.mask is None:
         return not_tried(passes, _NO_MASK)
     most = _SHORT if is_family(model) else passes.length
-    texts = [passes.text[:most], passes.texts[-1][: most // 4]]
+    texts = [passes.text[:most], passes.texts[-1][: max(1, most // 4)]]
     if len(texts[0]) == len(texts[1]) or not model.attention.is_resizable:
         return not_tried(passes, "needs texts of different lengths")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ def test_a_mistake_is_found_with_any_signature(tmp_path: Path, name: str) -> Non
     examination = user_code.check(getattr(user_code.load(path), name))
     (finding,) = examination.findings
     assert finding.code == mistake.code
-    assert mistake.evidence in finding.evidence
+    assert re.match(rf"(in \w+ attention: )?{re.escape(mistake.evidence)}", finding.evidence)
     assert finding.where == mistake.where
 
 

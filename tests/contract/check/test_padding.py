@@ -91,10 +91,16 @@ GIVEN = "lambda m, T: m(torch.randn(2, T, 32), attention_mask={}(2, T))"
     [
         ({}, None, True),
         ({"COMMENT": "0 = keep, -inf = masked"}, None, True),
+        ({"COMMENT": "axis 1 is tokens"}, None, True),
+        ({"COMMENT": "attention_mask: 0.0 for keys, -10000.0 for masked keys"}, None, True),
+        ({"COMMENT": "the mask of step 1: mask scores; token 0 is padding"}, None, True),
+        ({"COMMENT": "added to the scores; causal: True for masked attention"}, None, True),
+        ({"COMMENT": "attention_mask: float and not boolean"}, None, True),
         ({"FILE": '"""Additive masks; other code has 1 = real, an additive mask."""'}, None, True),
         ({}, GIVEN.format("torch.zeros"), True),
         ({"FILE": '"""A mask of padding (1 = real, 0 = pad)."""'}, None, False),
         ({"COMMENT": "attention_mask is 0 for padding"}, None, False),
+        ({"FILE": '"""The mask:\n\n- 1 for real tokens."""'}, None, False),
         ({"TYPE": "torch.BoolTensor | None"}, None, False),
         ({"TYPE": "torch.LongTensor | None"}, None, False),
         ({}, GIVEN.format("torch.ones"), False),
@@ -116,6 +122,12 @@ def test_a_mask_is_what_the_code_or_the_example_states(
     if is_right:
         assert report.compared is not None
         assert [each for each in report.compared.arguments if "−∞" in each]
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_a_text_of_few_tokens_shows_no_leak_of_positions(length: int) -> None:
+    report = user_code.check(MODELS.WithPlaces(), length=length, causal=True)
+    assert (report.findings, answers(report)["left-padding"]) == ((), None)
 
 
 def test_a_meaning_that_is_stated_counts() -> None:
