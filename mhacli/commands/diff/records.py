@@ -193,8 +193,10 @@ def _agreement(sites: Sequence[SiteDifference]) -> str:
     """In how many sites two records agree, and by what."""
     compared = [site for site in sites if site.is_compared]
     if not compared:
-        return f"the same shapes in {count_of(len(sites), 'step')}, without numbers to compare"
-    words = f"no difference in {count_of(len(compared), 'site')}"
+        n = len([site for site in sites if site.has_same_shape])
+        return f"the same shapes in {count_of(n, 'step')}, without numbers to compare"
+    limit = " beyond the tolerance" if any(site.n_different for site in compared) else ""
+    words = f"no difference{limit} in {count_of(len(compared), 'site')}"
     n_extremes = len([site for site in compared if site.seen == "extremes"])
     return words + (f", in {n_extremes} by min, max, mean and std alone" if n_extremes else "")
 

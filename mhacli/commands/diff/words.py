@@ -60,7 +60,7 @@ def summary_of(d: ModelDocument) -> str:
         return f"they first differ in {_size(d.first)}; {_cause(d, d.first)}{_not_in_both(d)}"
     equal = [place for place in d.places if not place.healed]
     nearest = max(equal, key=times_rounding)
-    words = "they are the same, bit for bit"
+    words = "all their numbers are equal"
     if nearest.relative:
         n = d.times_rounding or 1
         limit = shown(n * nearest.rounding, "number")
