@@ -6,24 +6,20 @@ broadcast to `[batch, head, query, key]`. A mask also knows its band, outside of
 a key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mhacli.record.sites import Dims
+
+from .axes import Axes
 from .core import Allowed, KeyIdx, QueryIdx, VisibleCells, four_axes
-
-if TYPE_CHECKING:
-    from mhacli.record.sites import Dims
-
-    from .axes import Axis
 
 _FAR = 1 << 30
 
@@ -242,9 +238,7 @@ def shifted(mask: Allowed, offset: int) -> Mask:
     )
 
 
-def of_run(
-    dims: Dims, queries: Axis, keys: Axis, places: Int[Tensor, "... key"] | None
-) -> Mask | None:
+def of_run(axes: Axes, dims: Dims, places: Int[Tensor, "... key"]) -> Mask | None:
     """The mask of a run by its settings, or None if all cells are allowed. `places` are the
     positions of the keys in their texts.
 
@@ -264,9 +258,9 @@ def of_run(
         rules = [either(leading(config.prefix, places), both(*rules))]
     if dims.padded:
         real = partial(padding, side=config.padding)
-        rules.append(real([*map(len, keys.ids)], padded_len=dims.k_len))
-        rules.append(real([*map(len, queries.ids)], padded_len=dims.q_len, of="query"))
+        rules.append(real([*map(len, axes.keys.ids)], padded_len=dims.k_len))
+        rules.append(real([*map(len, axes.queries.ids)], padded_len=dims.q_len, of="query"))
     if dims.packed:
-        labels = (axis.filled(axis.documents, -1).to(axis.device) for axis in (queries, keys))
-        rules.append(documents(*labels))
+        sides = (axes.queries, axes.keys)
+        rules.append(documents(*(x.filled(x.documents, -1).to(x.device) for x in sides)))
     return both(*rules) if rules else None

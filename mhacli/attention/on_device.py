@@ -192,7 +192,7 @@ def _try(numbers: _Numbers) -> None:
     request = make_statistics_request(Axes(axis, axis, True, lambda word: -1, dtype_name(dtype)))
     attention = ScoredAttention(q=q, k=k, scale=width**-0.5, allowed=causal())
     sums = kernel_sums(attention, request, heads)
-    right = reduce_blocks(replace(attention, q=q.double(), k=k.double()), request, heads)
+    right = reduce_blocks(replace(attention, q=q.double(), k=k.double()), request, heads, {})
     for name in sums.keys() & right.statistics.keys():
         ours, exact = sums[name].cpu(), right.statistics[name].cpu()
         error = ((ours - exact).abs() / exact.abs().clamp(min=1)).amax()

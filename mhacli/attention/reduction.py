@@ -40,7 +40,7 @@ def reduce_heads(
     queries.
     """
     attention, made = _made_by_kernels(attention, request, heads, is_careful=is_careful)
-    return reduce_blocks(attention, request, heads, report_progress, made)
+    return reduce_blocks(attention, request, heads, made, report_progress)
 
 
 def _made_by_kernels(

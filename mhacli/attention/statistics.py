@@ -300,18 +300,18 @@ def reduce_blocks(
     attention: Attention,
     request: StatisticsRequest,
     heads: range,
+    made: PassResults,
     report_progress: Progress = no_progress,
-    made: PassResults | None = None,
 ) -> Reduced:
     """Every statistic of some neighbouring heads that is not `made` already, in one pass over
     blocks of queries and memory that grows with the length of the text. `report_progress` receives
     the completed fraction of the queries.
     """
-    reduced = _no_sums(attention, request, heads, made or {})
+    reduced = _no_sums(attention, request, heads, made)
     lacking = [
         row
         for row in BLOCK_STATISTICS
-        if not (made and row.name in made) and reduced.statistics[row.name].numel()
+        if row.name not in made and reduced.statistics[row.name].numel()
     ]
     if lacking or (attention.z is None and reduced.z is not None):
         _add_blocks(reduced, lacking, report_progress, is_made=bool(made))

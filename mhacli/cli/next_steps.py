@@ -197,24 +197,26 @@ def shown_head(record: Record, options: ViewOptions, path: str) -> Iterator[Next
     """The head of a record that is saved there and has it."""
     head = _head_to_draw(record, options)
     views = {view.name: view for view in record.attentions}
-    if head is None or record.effect is not None or record.decoding is not None:
-        return
-    view = views.get(head.attention, next(iter(views.values())))
-    if step := show_head(path, view, head.head):
-        yield step
+    if head is not None:
+        view = views.get(head.attention, next(iter(views.values())))
+        yield from show_head(path, view, head.head)
 
 
-def show_head(path: str, view: LayerView, head: int) -> NextStep | None:
-    """The command that draws a head of an attention of a record; None if the record lacks it, or
-    where its path cannot be typed.
+def show_head(path: str, view: LayerView, head: int) -> Iterator[NextStep]:
+    """The command that draws a head of an attention of a record, if the record has it and its path
+    can be typed.
     """
-    if not view.is_drawable or view.inspected.call > 1:
-        return None
-    if path.startswith("-") or not path.isprintable():
-        return None
+    is_other = view.record.effect is not None or view.record.decoding is not None
+    if is_other or not view.is_drawable or view.inspected.call > 1 or not is_plain(path):
+        return
     layer = ("--layer", view.name.replace(" ", ".")) if view.name else ()
     option = "--head" if view.has_pattern else "--map"
-    return NextStep(("show", path, *layer, option, str(head)), f"draws head {head}")
+    yield NextStep(("show", path, *layer, option, str(head)), f"draws head {head}")
+
+
+def is_plain(word: str) -> bool:
+    """Whether a word can be printed, and is read as no option."""
+    return word.isprintable() and not word.startswith("-")
 
 
 def _edges_of_a_head(record: Record) -> Iterator[NextStep]:

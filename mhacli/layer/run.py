@@ -272,7 +272,7 @@ def make_axes(request: Run, texts: Texts, device: torch.device) -> Axes:
 
 def mask_of_run(axes: Axes, dims: Dims) -> Allowed | None:
     """The mask of a run, or None if all cells are allowed."""
-    return masks.of_run(dims, axes.queries, axes.keys, _tokens(axes.keys, dims).places)
+    return masks.of_run(axes, dims, _tokens(axes.keys, dims).places)
 
 
 def _tokens(axis: Axis, dims: Dims) -> Tokens:

@@ -383,6 +383,8 @@ class PassInspection:
             max_positions=model.max_positions or Config.max_positions,
             rope_theta=Config.rope_theta if config is None else rope_theta_of(config, first.layer),
         ).resolved()
+        if self.has_shapes_alone:  # no computation has the device meta
+            return config_of_first
         # which may be one that no layer of mha can have
         return replace(config_of_first, device=str(device_of(self.model)))
 

@@ -27,11 +27,7 @@ from mhacli.io.long_work import Progress, no_progress
 from mhacli.models import foreign
 from mhacli.record.record import Generated, Record, SpanTokens
 from mhacli.run import FLOAT32_BYTES, KEPT, MAX_ALIVE, Run, require_room, statistics_bytes
-from mhacli.settings import (
-    DEFAULT_MAX_TOKENS,
-    AttentionKind,
-    PaddingSide,
-)
+from mhacli.settings import DEFAULT_MAX_TOKENS, AttentionKind, PaddingSide
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokenizers import of_each
 from mhacli.text.tokens import TokenSequence

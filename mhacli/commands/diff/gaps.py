@@ -60,7 +60,8 @@ class Deviation:
         a, b = a.flatten().to(wide), b.flatten().to(wide)
         change = b - a
         sizes = _norms(change, a)
-        if not all(map(math.isfinite, sizes)):
+        # squares of float32 overflow, and those of small numbers are 0
+        if not all(map(math.isfinite, sizes)) or (not sizes[0] and change.any()):
             is_same = (a == b) | (a.isnan() & b.isnan())
             change = change.double().masked_fill(is_same, 0.0)
             change = change.nan_to_num(math.inf, math.inf, math.inf)

@@ -108,7 +108,7 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
         if name in ran_again:
             continue
         shape = (1, *info.shape) if len(info.shape) == 2 else info.shape
-        own = _own_places(a, name)
+        own = [place for place in a.entries if place.name == name and place.site != "embedding"]
         place = _place(a, own, shape, named, {place.key for place in entries})
         _leave_out_names(a, own, place)
         if place is not None:
@@ -126,11 +126,6 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
         for place, (whole, heads) in a.rounding.items():
             b.rounding[place] = Relative(whole * ratio, [head * ratio for head in heads])
     return b
-
-
-def _own_places(a: Computed, name: str) -> list[ModelPlace]:
-    """The places of a module of A, without the embedding that it reads."""
-    return [place for place in a.entries if place.name == name and place.site != "embedding"]
 
 
 def _leave_out_names(a: Computed, own: Sequence[ModelPlace], best: ModelPlace | None) -> None:

@@ -32,6 +32,7 @@ from .result import (
     Verdict,
 )
 from .sites import LayerPair, alone, is_statistic, labels_of
+from .words import not_compared
 
 
 def compare_records(
@@ -176,8 +177,7 @@ def _sentences(
     else:
         before = _sites(layers)
     if n := len([site for site in before if site.status == "skipped"]):
-        where = " before it" if first_site is not None else ""
-        yield f"{count_of(n, 'site')}{where} {'is' if n == 1 else 'are'} not compared"
+        yield not_compared(n, "site", "" if first_site is None else " before it")
 
 
 def _left_out(records: Sequence[Record], n_layers: int) -> Iterator[str]:
@@ -185,16 +185,17 @@ def _left_out(records: Sequence[Record], n_layers: int) -> Iterator[str]:
     if any(record.effect is not None for record in records):
         yield "the effects are not compared"
     if n_layers:
-        are = "is" if n_layers == 1 else "are"
-        yield f"{count_of(n_layers, 'layer')} of one record alone {are} not compared"
+        yield not_compared(n_layers, "layer", " of one record alone")
 
 
 def _agreement(sites: Sequence[SiteDifference]) -> str:
     """In how many sites two records agree, and by what."""
     compared = [site for site in sites if site.is_compared]
     if not compared:
-        return f"the same shapes in {count_of(len(sites), 'step')}, without numbers to compare"
-    words = f"no difference in {count_of(len(compared), 'site')}"
+        n = len([site for site in sites if site.has_same_shape])
+        return f"the same shapes in {count_of(n, 'step')}, without numbers to compare"
+    limit = " beyond the tolerance" if any(site.n_different for site in compared) else ""
+    words = f"no difference{limit} in {count_of(len(compared), 'site')}"
     n_extremes = len([site for site in compared if site.seen == "extremes"])
     return words + (f", in {n_extremes} by min, max, mean and std alone" if n_extremes else "")
 

@@ -137,14 +137,12 @@ class LayerPair:
         steps = a.keys() | b.keys() if self.is_code else a.keys() & b.keys()
         names = [name for name in a | b if name in steps and (self.is_code or name not in _ORDER)]
         for name in dict.fromkeys((*names, *_ORDER)):
-            if name in steps:
+            is_step = name in steps
+            if is_step or any(name in record.arrays for record in self.records):
                 x, y = (
-                    _stored(record, name, trace.get(name))
+                    _stored(record, name, trace.get(name) if is_step else None)
                     for record, trace in zip(self.records, (a, b), strict=True)
                 )
-                yield _compared_site(self, name, x, y)
-            elif any(name in record.arrays for record in self.records):
-                x, y = (_stored(record, name, None) for record in self.records)
                 yield _compared_site(self, name, x, y)
 
 
@@ -230,7 +228,7 @@ def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> S
     why = _why_not_compared(x, y)
     row = SiteDifference(name, seen, "skipped", x.axes or y.axes, x.shape, y.shape, why=why)
     if name in OF_MASK and not pair.has_masks:
-        return changed(row, status="skipped", why="the mask of weights as given is not known")
+        return changed(row, why="the mask of weights as given is not known")
     if None in (x.shape, y.shape) and not pair.is_code:
         return row
     other = _other_shape(pair, row, y.axes)

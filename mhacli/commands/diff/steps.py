@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from mhacli.cli.next_steps import NextStep, show_head
+from mhacli.cli.next_steps import NextStep, is_plain, show_head
 from mhacli.cli.source import record_command
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Source
@@ -22,18 +22,17 @@ def steps_of_records(d: RecordDiff, options: ViewOptions) -> Iterator[NextStep]:
     heads = [(head.layer, head.head) for head in by_size(h for each in layers for h in each.heads)]
     for layer in layers:
         for site in layer.sites:
-            if site.departs and site.heads and layer.layer in labels_of(d.records[0]):
-                largest = max(site.heads, key=lambda gap: gap.largest or 0.0)
-                heads.append((layer.layer, largest.head))
+            if site.departs and site.heads:
+                # a gap that is not finite is None
+                gap = max(site.heads, key=lambda gap: (gap.largest is None, gap.largest or 0.0))
+                heads.append((layer.layer, gap.head))
     if not heads:
         yield from _all_of(d, options)
         return
     label, head = heads[0]
     for letter, path, record in zip("AB", (d.document.a, d.document.b), d.records, strict=True):
-        if record.effect is not None or record.decoding is not None:
-            continue
         view = record.attentions[labels_of(record).index(label)]
-        if step := show_head(path, view, head):
+        for step in show_head(path, view, head):
             yield step._replace(about=f"{step.about} of {letter}")
 
 
@@ -56,7 +55,7 @@ def steps_of_models(
                 return
             shown = ("--layer", ".".join(map(str, filter(None, (first.stack, str(first.layer))))))
             about = f"draws the attention of layer {first.layer}"
-            if first.head is not None and not first.site.startswith(("k", "v")):
+            if first.head is not None and not first.of_kv_heads:
                 shown += ("--head", str(first.head))
                 about = f"draws head {first.head} of layer {first.layer}"
         elif first.part != "embedding":
@@ -67,7 +66,7 @@ def steps_of_models(
                 f"{about} of {letter}",
             )
             for letter, side in zip("AB", request.sides, strict=True)
-            if side.kind == "checkpoint" and _is_plain((side.word,))
+            if side.kind == "checkpoint" and is_plain(side.word)
         ]
         yield from steps[: None if first.layer is not None else 1]  # both read the same ids
 
@@ -103,19 +102,12 @@ def _all_of(d: RecordDiff | ModelDiff, options: ViewOptions) -> Iterator[NextSte
 def _text(source: Source) -> tuple[str, ...]:
     """The words of the one text that was read, none where it cannot be read again."""
     is_usual = Source(typed=source.typed, text=source.text, file=source.file) == source
-    words = (
-        *source.typed,
-        *(word for text in source.text for word in ("--text", text)),
-        *(word for path in source.file for word in ("--file", path)),
-    )
-    n = len(source.typed) + len(source.text) + len(source.file)
-    texts = (*source.typed, *source.text, *source.file)
-    return words if is_usual and n == 1 and _is_plain(texts) else ()
-
-
-def _is_plain(words: Sequence[str]) -> bool:
-    """Whether words can be printed, and are read as no options."""
-    return all(word.isprintable() and not word.startswith("-") for word in words)
+    words = [
+        *((text,) for text in source.typed),
+        *(("--text", text) for text in source.text),
+        *(("--file", path) for path in source.file),
+    ]
+    return words[0] if is_usual and len(words) == 1 and is_plain(words[0][-1]) else ()
 
 
 def _settings(side: Side, request: DiffRequest) -> Iterator[str]:

@@ -223,7 +223,7 @@ def _remarks(row: _SiteRow) -> Iterator[str]:
     if site.at is not None:
         yield ", ".join(_place(row.record, site.at))
     if site.why:
-        yield f"{'not compared: ' * (site.status == 'skipped')}{visible(site.why)}"
+        yield ("not compared: " if site.status == "skipped" else "") + visible(site.why)
     for change in site.told:
         yield f"{change.name}: {visible(change.a)} against {visible(change.b)}"
 

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from mhacli.numbers import shown
+from mhacli.render.base.format import count_of
 
 from .result import MAPPED, Difference, ModelDocument, Unmatched
 
@@ -60,7 +61,7 @@ def summary_of(d: ModelDocument) -> str:
         return f"they first differ in {_size(d.first)}; {_cause(d, d.first)}{_not_in_both(d)}"
     equal = [place for place in d.places if not place.healed]
     nearest = max(equal, key=times_rounding)
-    words = "they are the same, bit for bit"
+    words = "all their numbers are equal"
     if nearest.relative:
         n = d.times_rounding or 1
         limit = shown(n * nearest.rounding, "number")
@@ -78,10 +79,14 @@ def times_rounding(place: Difference) -> float:
     return (place.relative or 0.0) / place.rounding
 
 
+def not_compared(n: int, noun: str, which: str = "") -> str:
+    """How many things are not compared, and `which`."""
+    return f"{count_of(n, noun)}{which} {'is' if n == 1 else 'are'} not compared"
+
+
 def _not_in_both(d: ModelDocument) -> str:
     """How many places are not compared, as the end of a sentence."""
-    n = len(d.unmatched)
-    return f"; {n} {'place is' if n == 1 else 'places are'} not compared" if n else ""
+    return f"; {not_compared(len(d.unmatched), 'place')}" if d.unmatched else ""
 
 
 def _size(place: Difference) -> str:
@@ -140,8 +145,9 @@ def _cause(d: ModelDocument, first: Difference) -> str:
     )
     n_lacking = len(unknown - known)
     if n_lacking and part in ("norm", "logits"):
-        layers = "1 layer" if n_lacking == 1 else f"{n_lacking} layers"
-        return f"before it, {layers} could not be compared; the others are equal"
+        return (
+            f"before it, {count_of(n_lacking, 'layer')} could not be compared; the others are equal"
+        )
     compared = _sites_beside(first, d.places)
     unmatched = _sites_beside(first, d.unmatched)
     equal = {site for site, place in compared.items() if not place.beyond}

@@ -27,11 +27,7 @@ from mhacli.record.exports import HeadTable
 from mhacli.record.heads import HeadStatistics, Kept
 from mhacli.record.record import Record
 from mhacli.run import Run
-from mhacli.settings import (
-    LayerChoice,
-    ModelSettings,
-    options_of,
-)
+from mhacli.settings import LayerChoice, ModelSettings, options_of
 from mhacli.text.reading import given_texts
 from mhacli.text.tokens import TokenSequence
 

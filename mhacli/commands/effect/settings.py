@@ -6,12 +6,7 @@ from typing import Any, NamedTuple, get_args
 
 from mhacli.errors import UsageError
 from mhacli.record.effect import HeadReplacement
-from mhacli.settings import (
-    MAX_LENGTH,
-    AttentionKind,
-    index_list,
-    setting,
-)
+from mhacli.settings import MAX_LENGTH, AttentionKind, index_list, setting
 
 _ONLY_WHOLE_HEADS = ("at", "replace", "screen")
 """Settings that apply to the removal of whole heads only."""

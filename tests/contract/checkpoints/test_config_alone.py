@@ -5,6 +5,7 @@ mistake are never replaced.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -254,6 +255,13 @@ def test_shapes_without_numbers_are_those_of_a_pass_with_numbers(
     config_alone(tmp_path / "m", config.to_dict())
     words = ("trace", "a cat", "--model", "m", "--json")
     alone, whole = mha(*words).json["trace"], mha(*words, "--values").json["trace"]
+    for name, more in (("shapes", ()), ("numbers", ("--values",))):
+        mha(*words[:-1], *more, "--save", name)
+    assert mha("show", "shapes", "--json").json["trace"] == alone
+    document = mha("diff", "shapes", "numbers", "--json").json
+    sites = [site for layer in document["layers"] for site in layer["sites"]]
+    n_same = len([site for site in sites if site["shape_a"] == site["shape_b"]])
+    assert {str(n_same), str(len(sites))} <= {*re.findall("[0-9]+", document["summary"])}
     named = ("site", "axes", "shape", "dtype", "flops", "bytes", "layout", "view_of")
     masks = ("mask",)
     of_alone, of_whole = (

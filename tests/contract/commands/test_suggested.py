@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
 from support import checkpoints
+from support.checkpoints import N_HEADS
 from support.mha import run
 
 ON_A_SCREEN = {"env": {"TERM": "dumb"}, "terminal": (200, 60)}
@@ -50,3 +52,15 @@ def test_it_is_about_cross_attention_where_there_is_some(tmp_path: Path) -> None
         assert option(screen, "layer").startswith("cross.")
         alone = run(tmp_path, command, *texts, "--layer", "encoder.1", **ON_A_SCREEN).stdout
         assert option(alone, "layer") == "encoder.1"
+
+
+def test_after_two_models_it_draws_the_head_whose_keys_differ(tmp_path: Path) -> None:
+    other = checkpoints.copy_of("llama", tmp_path / "other", num_key_value_heads=N_HEADS)
+    weights = load_file(other / "model.safetensors")
+    (name,) = [name for name in weights if name.endswith("layers.1.self_attn.k_proj.weight")]
+    weights[name].unflatten(0, (N_HEADS, -1))[2] *= 2
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    model = checkpoints.folder("llama", num_key_value_heads=N_HEADS)
+    words = ("diff", model, "other", "the cat sat")
+    screen = run(tmp_path, *words, code=3, **ON_A_SCREEN).stdout
+    assert re.findall(r"--layer[\s\\]+(\S+)[\s\\]+--head[\s\\]+(\S+)", screen) == [("1", "2")] * 2

@@ -130,6 +130,15 @@ def test_a_difference_without_a_size_has_no_number() -> None:
     assert place["at"] is not None
 
 
+def test_a_difference_whose_square_is_0_counts() -> None:
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8))
+    nn.init.zeros_(model[0].weight)
+    changed = copy.deepcopy(model)
+    nn.init.constant_(changed[0].weight, 1e-30)
+    sizes = [place["largest"] for place in mhacli.diff(model, changed, IDS % 9)["places"]]
+    assert 0.0 < max(sizes) < 2e-30
+
+
 @pytest.mark.parametrize(
     ("family", "what"),
     [
