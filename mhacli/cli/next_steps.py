@@ -21,7 +21,7 @@ from mhacli.render.checkpoint.view import listed_heads, sort_of
 from mhacli.settings import AttentionKind, Computation, Reading
 
 from .console import stdout_width, write
-from .parameters import Declaration, declarations, option_names, running_command
+from .parameters import declarations, running_command, typed_names
 from .source import record_command
 
 
@@ -91,7 +91,8 @@ def again(
     or cannot be printed.
     """
     _, _, *words = record_command()
-    named, deciding, known = _running_options(), _fields_of(inputs), _fields_of(takes)
+    named = {name: each for each in running_command().settings for name in typed_names(each)}
+    deciding, known = _fields_of(inputs), _fields_of(takes)
     kept, rest = [name], iter(words)
     for word in rest:
         declared = named.get(word.partition("=")[0]) if word.startswith("-") else None
@@ -107,16 +108,6 @@ def again(
         if field in deciding and field not in without:
             kept += whole
     return tuple(kept)
-
-
-def _running_options() -> dict[str, Declaration]:
-    """The options of the running command, by each of their names."""
-    return {
-        name: each
-        for each in running_command().settings
-        for names in option_names(each)
-        for name in names.split("/")
-    }
 
 
 def _fields_of(groups: Iterable[type]) -> set[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec.structs import replace
 
 from mhacli.cli.output import Output, print_report
-from mhacli.cli.parameters import choices_of, command, help_of, offers, option_names
+from mhacli.cli.parameters import choices_of, command, help_of, offers, typed_names
 from mhacli.errors import UsageError
 from mhacli.numbers import shown
 from mhacli.record.glossary import TABLES, Word, did_you_mean, plain, words_of
@@ -173,7 +173,7 @@ def options() -> tuple[Word, ...]:
     }
     for command_name, each in commands.items():
         for declared in (one for one in each.settings if not one.option.argument):
-            first, *others = chain(*(name.split("/") for name in option_names(declared)))
+            first, *others = typed_names(declared)
             also = (*others, *map(str, choices_of(declared.hint)))
             option = Word(name=first, group="option", explanation=help_of(declared), also=also)
             found.setdefault(option, []).append(f"mha {command_name}")
