@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mhacli.numbers import shown
-from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, nearest_type
+from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type
 from mhacli.record.record import LayerView, Record, texts_of
 from mhacli.render.base.format import flowing, token_of
 from mhacli.render.base.options import ViewOptions
@@ -71,7 +71,7 @@ def _steps(name: str, record: Record, options: ViewOptions) -> Iterator[NextStep
         case "show" if options.heads is None and not (options.maps or options.is_mean):
             _, _, *typed = record_command()
             if len(typed) == 1:
-                yield from shown_head(record, options, typed[0])
+                yield from head_of_saved(record, options, typed[0])
 
 
 _INPUTS = (Computation, Reading)
@@ -164,7 +164,8 @@ def _on_screen(record: Record, options: ViewOptions) -> Sequence[HeadStatistics]
 def _head_to_draw(record: Record, options: ViewOptions) -> HeadStatistics | None:
     """The first head in the order of a statistic, or else that with the largest excess."""
     heads, _ = listed_heads(record, _on_screen(record, options), options)
-    order = sort_of(record, heads, options)
+    if sort_of(record, heads, options) != "head":
+        return next(iter(heads), None)
 
     def excess(head: HeadStatistics) -> float:
         nearest = nearest_type(head)
@@ -172,9 +173,7 @@ def _head_to_draw(record: Record, options: ViewOptions) -> HeadStatistics | None
             return nearest[1]
         return 0.0 if head.kind in UNTYPED else head.certainty or 0.0
 
-    if order == "head":
-        return max(heads, key=excess, default=None)
-    return next(iter(in_order(heads, order)), None)
+    return max(heads, key=excess, default=None)
 
 
 def _map_of_a_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
@@ -184,28 +183,26 @@ def _map_of_a_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
         yield NextStep(words, f"draws head {head.head}")
 
 
-def shown_head(record: Record, options: ViewOptions, path: str) -> Iterator[NextStep]:
-    """The head of a record that is saved there and has it."""
+def head_of_saved(record: Record, options: ViewOptions, path: str) -> Iterator[NextStep]:
+    """The head of a record that is saved in a file."""
     head = _head_to_draw(record, options)
     views = {view.name: view for view in record.attentions}
     if head is None or record.effect is not None or record.decoding is not None:
         return
     view = views.get(head.attention, next(iter(views.values())))
-    if step := show_head(path, view, head.head):
-        yield step
+    yield from show_head(path, view, head.head)
 
 
-def show_head(path: str, view: LayerView, head: int) -> NextStep | None:
-    """The command that draws a head of an attention of a record; None if the record lacks it, or
+def show_head(path: str, view: LayerView, head: int) -> Iterator[NextStep]:
+    """The command that draws a head of an attention of a record; none if the record lacks it, or
     where its path cannot be typed.
     """
-    if not view.is_drawable or view.inspected.call > 1:
-        return None
-    if path.startswith("-") or not path.isprintable():
-        return None
+    is_plain = path.isprintable() and not path.startswith("-")
+    if not is_plain or not view.is_drawable or view.inspected.call > 1:
+        return
     layer = ("--layer", view.name.replace(" ", ".")) if view.name else ()
     option = "--head" if view.has_pattern else "--map"
-    return NextStep(("show", path, *layer, option, str(head)), f"draws head {head}")
+    yield NextStep(("show", path, *layer, option, str(head)), f"draws head {head}")
 
 
 def _edges_of_a_head(record: Record) -> Iterator[NextStep]:

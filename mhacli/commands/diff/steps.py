@@ -33,7 +33,7 @@ def steps_of_records(d: RecordDiff, options: ViewOptions) -> Iterator[NextStep]:
         if record.effect is not None or record.decoding is not None:
             continue
         view = record.attentions[labels_of(record).index(label)]
-        if step := show_head(path, view, head):
+        for step in show_head(path, view, head):
             yield step._replace(about=f"{step.about} of {letter}")
 
 
