@@ -128,10 +128,7 @@ def _named(word: str) -> tuple[Word, ...]:
     if word in types:
         return _named(types[word])
     of_option = tuple(o for o in options() if spelt in map(plain, (o.name, *o.also)))
-    for prefix in (
-        "uniform ",
-        "control ",
-    ):  # of the same columns
+    for prefix in ("uniform ", "control "):  # of the same columns
         if not of_option and spelt.startswith(prefix):
             return _named(spelt.removeprefix(prefix))
     is_plural = not of_option and len(spelt) > 3 and spelt.endswith("s")
