@@ -336,7 +336,7 @@ def _remarks(
     record: Record, listed: Sequence[HeadStatistics], across: Set[HeadKey]
 ) -> Iterator[str]:
     """What numbers are means of, and the meaning of the names and numbers beside head types."""
-    yield "means over queries"
+    yield f"means over {'documents' if record.scan else 'queries'}"
     changes = [row.words.heading for row in removal_columns(listed) if row.field != "floor"]
     if changes and not record.scan:
         n_texts = len(record.sequences)
