@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import typer
@@ -21,7 +20,7 @@ from mhacli.io.memory import gc_paused
 
 from .console import discard_stdout, flush, print_error, require_stdout, write
 from .help import Answer, answering_flag, command_help, help_flags, program_help
-from .parameters import Command, option_names, read_by_typer, with_signature
+from .parameters import Command, read_by_typer, typed_names, with_signature
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Show attention": {
@@ -275,14 +274,13 @@ def _commands_with(option: str) -> Iterator[str]:
     """The commands that have an option, none for one that is misspelt."""
     for name in COMMANDS:
         for declared in _command(name).settings:
-            names = chain(*(each.split("/") for each in option_names(declared)))
-            if option in names and not declared.option.hidden:
+            if option in typed_names(declared) and not declared.option.hidden:
                 yield f"mha {name}"
 
 
 def _of_help(name: str, options: re.Match[str]) -> str:
     """The options that Typer suggests, by the names in the help of their command."""
     first_of = dict[str, str]()
-    for names in map(option_names, _command(name).settings):
-        first_of |= dict.fromkeys("/".join(names).split("/"), names[0].partition("/")[0])
+    for names in map(typed_names, _command(name).settings):
+        first_of |= dict.fromkeys(names, names[0])
     return ", ".join(dict.fromkeys(first_of.get(word, word) for word in options[0].split(", ")))

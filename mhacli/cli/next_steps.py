@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mhacli.numbers import shown
-from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, nearest_type
+from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type
 from mhacli.record.record import LayerView, Record, texts_of
 from mhacli.render.base.format import flowing, token_of
 from mhacli.render.base.options import ViewOptions
@@ -21,7 +21,7 @@ from mhacli.render.checkpoint.view import listed_heads, sort_of
 from mhacli.settings import AttentionKind, Computation, Reading
 
 from .console import stdout_width, write
-from .parameters import Declaration, declarations, option_names, running_command
+from .parameters import declarations, running_command, typed_names
 from .source import record_command
 
 
@@ -71,7 +71,7 @@ def _steps(name: str, record: Record, options: ViewOptions) -> Iterator[NextStep
         case "show" if options.heads is None and not (options.maps or options.is_mean):
             _, _, *typed = record_command()
             if len(typed) == 1:
-                yield from shown_head(record, options, typed[0])
+                yield from head_of_saved(record, options, typed[0])
 
 
 _INPUTS = (Computation, Reading)
@@ -91,7 +91,8 @@ def again(
     or cannot be printed.
     """
     _, _, *words = record_command()
-    named, deciding, known = _running_options(), _fields_of(inputs), _fields_of(takes)
+    named = {name: each for each in running_command().settings for name in typed_names(each)}
+    deciding, known = _fields_of(inputs), _fields_of(takes)
     kept, rest = [name], iter(words)
     for word in rest:
         declared = named.get(word.partition("=")[0]) if word.startswith("-") else None
@@ -107,16 +108,6 @@ def again(
         if field in deciding and field not in without:
             kept += whole
     return tuple(kept)
-
-
-def _running_options() -> dict[str, Declaration]:
-    """The options of the running command, by each of their names."""
-    return {
-        name: each
-        for each in running_command().settings
-        for names in option_names(each)
-        for name in names.split("/")
-    }
 
 
 def _fields_of(groups: Iterable[type]) -> set[str]:
@@ -173,7 +164,8 @@ def _on_screen(record: Record, options: ViewOptions) -> Sequence[HeadStatistics]
 def _head_to_draw(record: Record, options: ViewOptions) -> HeadStatistics | None:
     """The first head in the order of a statistic, or else that with the largest excess."""
     heads, _ = listed_heads(record, _on_screen(record, options), options)
-    order = sort_of(record, heads, options)
+    if sort_of(record, heads, options) != "head":
+        return next(iter(heads), None)
 
     def excess(head: HeadStatistics) -> float:
         nearest = nearest_type(head)
@@ -181,9 +173,7 @@ def _head_to_draw(record: Record, options: ViewOptions) -> HeadStatistics | None
             return nearest[1]
         return 0.0 if head.kind in UNTYPED else head.certainty or 0.0
 
-    if order == "head":
-        return max(heads, key=excess, default=None)
-    return next(iter(in_order(heads, order)), None)
+    return max(heads, key=excess, default=None)
 
 
 def _map_of_a_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
@@ -193,8 +183,8 @@ def _map_of_a_head(record: Record, options: ViewOptions) -> Iterator[NextStep]:
         yield NextStep(words, f"draws head {head.head}")
 
 
-def shown_head(record: Record, options: ViewOptions, path: str) -> Iterator[NextStep]:
-    """The head of a record that is saved there and has it."""
+def head_of_saved(record: Record, options: ViewOptions, path: str) -> Iterator[NextStep]:
+    """The head of a record that is saved in a file."""
     head = _head_to_draw(record, options)
     views = {view.name: view for view in record.attentions}
     if head is not None:

@@ -270,6 +270,11 @@ def option_names(declared: Declaration) -> tuple[str, ...]:
     return declared.option.names or (declared.option.name(declared.field),)
 
 
+def typed_names(declared: Declaration) -> list[str]:
+    """All names of an option as they are typed, also those that switch it off: `--no-bias`."""
+    return "/".join(option_names(declared)).split("/")
+
+
 def help_of(declared: Declaration) -> str:
     """The help of a setting with its default."""
     default, shown = declared.default, declared.option.default

@@ -277,7 +277,7 @@ def read_texts(source: Source) -> list[str]:
         with show_activity(f"reading {name or 'the text'}"):
             text = "".join(pieces)
         if name.endswith((".json", ".jsonl", ".ndjson")):
-            note(f"{name} is read as text, its JSON too; mha scan --field NAME reads fields of it")
+            note(f"{name} is read as text, its JSON too; mha scan --field NAME takes JSON lines")
         lines: list[str] = []
         if source.lines and name:  # only LF ends a line
             lines = [line for line in text.split("\n") if line.strip()]

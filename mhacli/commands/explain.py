@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec.structs import replace
 
 from mhacli.cli.output import Output, print_report
-from mhacli.cli.parameters import choices_of, command, help_of, offers, option_names
+from mhacli.cli.parameters import choices_of, command, help_of, offers, typed_names
 from mhacli.errors import UsageError
 from mhacli.numbers import shown
 from mhacli.record.glossary import TABLES, Word, did_you_mean, plain, words_of
@@ -128,10 +128,7 @@ def _named(word: str) -> tuple[Word, ...]:
     if word in types:
         return _named(types[word])
     of_option = tuple(o for o in options() if spelt in map(plain, (o.name, *o.also)))
-    for prefix in (
-        "uniform ",
-        "control ",
-    ):  # of the same columns
+    for prefix in ("uniform ", "control "):  # of the same columns
         if not of_option and spelt.startswith(prefix):
             return _named(spelt.removeprefix(prefix))
     is_plural = not of_option and len(spelt) > 3 and spelt.endswith("s")
@@ -173,7 +170,7 @@ def options() -> tuple[Word, ...]:
     }
     for command_name, each in commands.items():
         for declared in (one for one in each.settings if not one.option.argument):
-            first, *others = chain(*(name.split("/") for name in option_names(declared)))
+            first, *others = typed_names(declared)
             also = (*others, *map(str, choices_of(declared.hint)))
             option = Word(name=first, group="option", explanation=help_of(declared), also=also)
             found.setdefault(option, []).append(f"mha {command_name}")

@@ -54,9 +54,7 @@ def load_late(path: str) -> Record:
         schema = document.get("schema") or document.get("format") or "no schema"
         hint = "mha run TEXT --save FILE writes a record"
         if str(schema).startswith("mha.weights/"):
-            hint = (
-                f"mha run TEXT --weights {shlex.quote(path)} shows the attention of these weights"
-            )
+            hint = f"mha run TEXT --weights {shlex.quote(path)} shows their attention"
         raise bad_file(
             path, f"{path} is not a record of schema {SCHEMA}: it has {schema}", hint=hint
         )

@@ -235,8 +235,7 @@ MASKS = (
     (r"(?<=within)\s+(?:0|\d[\d.]*e-\d+)(?![\d.])", " ERROR"),
     (r"(?<=errors at most) \S+ %", " N %"),
     (r"(?<=residue )-?\d\S*e-\d\d|(?<=residue )0|(?<=difference )0(?=,)", "TINY"),
-    (r"(?<=\S) {2,}\d(?:\.\d+)?e-(?:0[5-9]|[1-9]\d)", "  TINY"),  # a column as wide as its digits
-    (r"\b\d(?:\.\d+)?e-(?:0[5-9]|[1-9]\d)", "TINY"),
+    (r"(?:(?<=\S)(  ) *)?\b\d(?:\.\d+)?e-(?:0[5-9]|[1-9]\d)", r"\1TINY"),  # in columns too
     (r"(?:\b|(?<=\dm))\d+ threads?(?: of \d+ cores)?|(?:\b|(?<=\dm))threads \d+", "THREADS"),
     (rf"(?:\b|(?<=\dm))({VERSIONED}) \d+\.\d\S*", r"\1 VERSION"),
     (r"(?<=mha: saved )(\S+), \d[\d.]* \w+", r"\1, SIZE"),

@@ -2,7 +2,6 @@
 lines; without a target, those of the table in the nearest pyproject.toml.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +63,7 @@ def check(
         figures=figures,
     )
     findings = [found for each in report.reports for found in each.findings if not found.accepted]
-    if findings and output.format is None and sys.stdout.isatty():
+    if findings and output.suggests:
         from mhacli.cli.next_steps import NextStep, print_steps
 
         about = "shows what it means, and what to look at"

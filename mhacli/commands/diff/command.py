@@ -5,12 +5,11 @@ two saved records, these without torch: where they first differ.
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.next_steps import NextStep, print_steps
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import (
@@ -30,6 +29,9 @@ from mhacli.settings import ARRAYS, AXES, Source, setting
 
 from .request import DiffRequest
 from .result import ModelDiff, ModelDocument, RecordDiff
+
+if TYPE_CHECKING:
+    from mhacli.cli.next_steps import NextStep
 
 _TOLERANCE = (
     "Of two records: largest difference that counts as equal, relative to the largest number of a"
@@ -68,7 +70,7 @@ def diff(
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
     result: RecordDiff | ModelDiff
-    steps: Callable[[], Iterable[NextStep]]
+    steps: Callable[[], Iterable["NextStep"]]
     if set(kinds) <= {"record", "tensors"}:
         if axes is not None and "tensors" not in kinds:
             note("--axes changes nothing without weights of attention")
@@ -106,6 +108,8 @@ def diff(
         csv=lambda: [*result.rows()],
     )
     if output.suggests and axes is None:
+        from mhacli.cli.next_steps import print_steps
+
         print_steps(steps())
     if result.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"

@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Annotated
 
 from mhacli.cli.console import flush, loading_torch, note, progress, require_folder, stderr_line
-from mhacli.cli.next_steps import print_steps, shown_head
 from mhacli.cli.output import Output, print_record, require_output, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
@@ -93,7 +92,9 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
     note(f"saved {request.out}; mha show {shlex.quote(request.out)} shows it again")
     require_self_check(record)
     if output.suggests:
-        print_steps(shown_head(record, request.view, request.out))
+        from mhacli.cli.next_steps import head_of_saved, print_steps
+
+        print_steps(head_of_saved(record, request.view, request.out))
 
 
 def _recorded_command() -> tuple[str, ...]:

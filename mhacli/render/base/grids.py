@@ -444,12 +444,10 @@ def _headings(panel: _Panel, sizes: Sequence[int]) -> list[str]:
                 lines = name.split()
             before = " " * panel.has_numbers
             names.append([set_cell_size(before + line, size) for line in lines])
-    height = max(map(len, names))
-    padded = [
-        [*lines, *[" " * size] * (height - len(lines))]
-        for lines, size in zip(names, sizes, strict=True)
+    return [
+        "".join(word or " " * size for word, size in zip(line, sizes, strict=True))
+        for line in zip_longest(*names)
     ]
-    return ["".join(line) for line in zip(*padded, strict=True)]
 
 
 def _cells(

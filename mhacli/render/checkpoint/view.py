@@ -23,8 +23,6 @@ from mhacli.record.heads import (
     UNTYPED,
     HeadStatistics,
     in_order,
-    nearest_type,
-    statistic_of_type,
     where_possible,
 )
 from mhacli.record.record import CheckpointRecord, LayerView, Record
@@ -57,6 +55,7 @@ from mhacli.render.heads.head_map import (
 from mhacli.render.heads.table import (
     MEASURED_AT,
     SinkOfHead,
+    deciding_statistic,
     head_key,
     heads_table,
     sinks_line,
@@ -605,7 +604,7 @@ def corpus_tables(
         return
     heads = _by_key(record.scan, layers)
     of_table = [heads[head_key(head)] for head in listed]
-    spreads = _spreads([*_rows(of_table, map(_statistic_of_type, listed))])
+    spreads = _spreads([*_rows(of_table, map(deciding_statistic, listed))])
     yield Group(*table(spreads, screen.width, "interval: bootstrap of the mean"))
     chosen = [
         named_head for named_head in heads.values() if options.shows_head(named_head.head.head)
@@ -616,13 +615,6 @@ def corpus_tables(
             effects = _effects(removals, metric, everything=options.everything)
             yield Group(*table(effects, screen.width))
             return
-
-
-def _statistic_of_type(head: HeadStatistics) -> str:
-    """The statistic that makes the type of a head, or its nearest type; else the entropy."""
-    nearest = nearest_type(head)
-    kind = head.kind if nearest is None else nearest[0]
-    return statistic_of_type(head, kind) or "entropy_share"
 
 
 def _heading(statistic: str) -> str:

@@ -25,6 +25,7 @@ from mhacli.record.heads import (
     removal_columns,
     require_order,
     statistic_of_type,
+    where_possible,
     words_of_type,
 )
 from mhacli.record.record import LayerView, Record
@@ -65,11 +66,15 @@ MEASURED_AT = "at the first [MASK], else at the last token"
 def beside_types(heads: Iterable[HeadStatistics]) -> Iterator[str]:
     """What stands beside the types of heads."""
     yield "type: excess over uniform, (…) the nearest"
-    for head in heads:
-        kind = (nearest_type(head) or [head.kind])[0]
-        if statistic_of_type(head, kind) != HEAD_TYPES[kind]:
-            yield "type by dup or ind: over the queries that see a copy"
-            return
+    if any(deciding_statistic(head).endswith(where_possible("")) for head in heads):
+        yield "type by dup or ind: over the queries that see a copy"
+
+
+def deciding_statistic(head: HeadStatistics) -> str:
+    """The statistic that makes the type of a head, or its nearest type; else the entropy."""
+    nearest = nearest_type(head)
+    kind = head.kind if nearest is None else nearest[0]
+    return statistic_of_type(head, kind) or "entropy_share"
 
 
 _OF_TYPES = (
@@ -331,7 +336,7 @@ def _remarks(
     record: Record, listed: Sequence[HeadStatistics], across: Set[HeadKey]
 ) -> Iterator[str]:
     """What numbers are means of, and the meaning of the names and numbers beside head types."""
-    yield "means over queries"
+    yield f"means over {'documents' if record.scan else 'queries'}"
     changes = [row.words.heading for row in removal_columns(listed) if row.field != "floor"]
     if changes and not record.scan:
         n_texts = len(record.sequences)

@@ -376,7 +376,7 @@ def step_table(
     and the bytes read and added, by one layer of a checkpoint.
     """
     steps = record.trace
-    layer = record.layers[0].label if is_a(record, CheckpointRecord) else ""
+    of_layer = f" of {record.layers[0].label}" if is_a(record, CheckpointRecord) else ""
     caches = [step.cache for step in steps if step.cache is not None]
 
     def cached(value: Callable[[CacheStep], int]) -> Callable[[int], int | None]:
@@ -391,8 +391,6 @@ def step_table(
         return counts[0] if len({*counts}) == 1 else " | ".join(map(str, counts)) or None
 
     has_words = any(isinstance(n_keys(n), str) for n in range(len(caches)))
-
-    of_layer = f" of {layer}" if layer else ""
     columns: list[Column[int]] = [
         column("decode", "number", lambda n: n, "integer"),
         column("decode", "phase", lambda n: caches[n].phase, drop=2),

@@ -81,7 +81,7 @@ WITHOUT_LIBRARIES = (
     Command("bench --backends sdpa3", 2),
     Command("bench --heads 9 --kv-heads 2", 2),
     Command("bench --heads 2,4", 2),
-    Command("bench --fail-if slower:2", 2),
+    Command("bench --fail-if slower:2", 2, common=True),  # asks every command for its options
 )
 WITHOUT_TORCH = (
     Command("show r", 0, common=True),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.mha import NO_TORCH, Ended
@@ -169,12 +170,21 @@ def test_a_completion_gives_the_words_that_fit(mha: Mha, line: str, words: set[s
         (["--brief", "--", "nofile.txt"], None),
         (["the cat", "--dropout", "0.5", "--train"], None),
         (["the cat", "--json"], None),
+        (["my.py:GPT"], "my.py:GPT"),
+        (["--text", "my.py:GPT"], None),
+        (["--brief", "--", "my.py:GPT"], None),
+        (["the", "cat", "--json"], "'the cat'"),
+        (["--text", "the", "--text", "cat"], None),
+        (["--file", "rows.jsonl", "--json"], "rows.jsonl"),
     ],
 )
 def test_what_may_be_meant_otherwise_gets_a_line(
-    words: list[str], named: str | None, mha: Mha
+    words: list[str], named: str | None, mha: Mha, tmp_path: Path
 ) -> None:
-    lines = mha("run", *words).stderr.splitlines()
+    (tmp_path / "rows.jsonl").write_text('{"text": "the cat"}\n')
+    ended = mha("run", *words)
+    lines = ended.stderr.splitlines()
+    assert "--json" not in words or ended.json
     assert len(lines) == (named is not None)
     assert named is None or named in lines[0]
 
