@@ -17,7 +17,8 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import platform_tags
 
 FLAGS = (
-    "-O3",
+    "-O2",
+    "-ftree-vectorize",
     "-std=gnu11",
     "-fPIC",
     "-shared",
