@@ -63,9 +63,10 @@ MEASURED_AT = "at the first [MASK], else at the last token"
 """Where the removals of all heads are measured."""
 
 
-def beside_types(heads: Iterable[HeadStatistics]) -> Iterator[str]:
+def beside_types(heads: Sequence[HeadStatistics]) -> Iterator[str]:
     """What stands beside the types of heads."""
-    yield "type: excess over uniform, (…) the nearest"
+    has_nearest = any(nearest_type(head) is not None for head in heads)
+    yield f"type: excess over uniform{', (…) the nearest' if has_nearest else ''}"
     if any(deciding_statistic(head).endswith(where_possible("")) for head in heads):
         yield "type by dup or ind: over the queries that see a copy"
 
