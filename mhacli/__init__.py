@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mhacli.record.storage import load
     from mhacli.settings import Config
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Config",
     "MhaError",
