@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -53,10 +53,9 @@ class Edit(NamedTuple):
         return user_code.write(folder, self.layer, (self.old, self.new), *self.also)
 
 
-def parameters(edits: Iterable[Edit], *, by_default: Collection[str] = ()) -> list[object]:
+def parameters(edits: Iterable[Edit]) -> list[object]:
     """The cases for `parametrize`, named by layer and expectation, and numbered where that is not
-    one of a kind. Common edits are tried by default, or of them only those with the expectations
-    `by_default`.
+    one of a kind.
     """
     seen: Counter[str] = Counter()
     rows = []
@@ -66,7 +65,6 @@ def parameters(edits: Iterable[Edit], *, by_default: Collection[str] = ()) -> li
         seen[name] += 1
         if seen[name] > 1:
             name = f"{name}-{seen[name]}"
-        is_tried = edit.common and (not by_default or code in by_default)
-        marks = [] if is_tried else [pytest.mark.real]
+        marks = [] if edit.common else [pytest.mark.real]
         rows.append(pytest.param(edit, id=name, marks=marks))
     return rows
