@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support import cases, some, user_code
-from support.mha import PATIENCE_S, environment, run, run_together, start
+from support import user_code
+from support.mha import PATIENCE_S, environment, run_together, start
 
 import mhacli
 
@@ -48,23 +48,9 @@ def test_the_screen_lists_what_was_not_tried(mha) -> None:
 
 
 @pytest.mark.real
-def test_an_import_and_a_constructor_that_never_end_are_ended_and_shown_mistakes_are_wrong(
-    tmp_path: Path,
-) -> None:
-    """Each command waits for a limit of about a minute, and so they run at the same time."""
-    endless = [cases.read(SLOW.with_name(name)) for name in ("never_built.py", "never_imported.py")]
-    for path in (CASES / "attention.py", *(case.path for case in endless)):
-        shutil.copy(path, tmp_path)
-    *unended, shown = run_together(
-        tmp_path,
-        *(f"check {case.comments['words']} --json" for case in endless),
-        "check slow.py:SlowWithLargeScores --max-time 40 --time-limit 60 --json",
-    )
-    for case, ended in zip(endless, unended, strict=True):
-        assert ended.code == 1
-        assert [ended.error["code"]] == case.expect
-        assert ended.missing(*case.comments["mentions"].split("|")) == []
-    assert shown.code == 3
+def test_a_mistake_that_is_shown_before_time_ends_is_wrong(mha) -> None:
+    words = ("slow.py:SlowWithLargeScores", "--max-time", "12", "--time-limit", "60", "--json")
+    shown = mha("check", *words, code=3)
     assert [finding["code"] for finding in shown.json["findings"]] == ["scale-missing"]
     assert shown.json["not_examined"] == ["cache"]
 
@@ -100,27 +86,34 @@ def running(started: Path) -> list[str]:
     return [state for state in states if ") Z " not in state and state.endswith(" 0\n")]
 
 
-@pytest.mark.parametrize("name", some([*HANGING], default=("ignores", "stops", "forks_twice")))
+def starts_something(name: str) -> bool:
+    return name.startswith(("forks", "starts", "floods"))
+
+
+@pytest.mark.parametrize("name", ["ignores", "stops", "forks_twice"])
 def test_a_limit_holds_whatever_the_code_does_and_nothing_runs_on(name, started) -> None:
     with pytest.raises(mhacli.MhaError, match="took longer than 0") as raised:
         user_code.check(getattr(HARMFUL, name), time_limit_s=0.5)
     assert raised.value.code == "too-slow"
     assert ", 65, " in str(raised.value.hint)
-    assert bool(started.read_text()) == name.startswith(("forks", "starts", "floods"))
+    assert bool(started.read_text()) == starts_something(name)
     assert running(started) == []
 
 
 @pytest.mark.real
-def test_the_limit_of_a_name_holds_too(tmp_path, started) -> None:
+def test_the_limit_of_a_name_holds_too(tmp_path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    shutil.copy(PATH, folder)
-    names = ("never_says", "stops_the_group", "forks_many")
-    words = [f"check harmful.py:{name} --time-limit 0.5 --json" for name in names]
-    for ended in run_together(folder, *words):
-        assert (ended.code, ended.error["code"]) == (1, "too-slow")
-    assert started.read_text()
-    assert running(started) == []
+    for name in HANGING:
+        text = PATH.read_text().replace('"../started"', f'"../{name}"')
+        (folder / f"{name}.py").write_text(text)
+        (tmp_path / name).touch()
+    words = [f"check {name}.py:{name} --time-limit 0.5 --json" for name in HANGING]
+    for name, ended in zip(HANGING, run_together(folder, *words), strict=True):
+        assert (ended.code, ended.error["code"]) == (1, "too-slow"), name
+        assert not ended.missing("took longer than 0", ", 65, ")
+        assert bool((tmp_path / name).read_text()) == starts_something(name)
+        assert running(tmp_path / name) == []
 
 
 @pytest.fixture
@@ -168,13 +161,13 @@ def test_what_code_leaves_ends_with_the_examination(name, started) -> None:
     assert running(started) == []
 
 
-@pytest.mark.parametrize("name", some([*SENDING], default=SENDING[:1]))
-def test_code_that_writes_into_pipes_of_mha_is_named(name, tmp_path) -> None:
-    """In a process of its own: it writes into every pipe, also into those of the test run."""
+def test_code_that_writes_into_pipes_of_mha_is_named(tmp_path) -> None:
+    """In forks with no pipe of the test run: it writes into every pipe."""
     shutil.copy(PATH, tmp_path)
-    ended = run(tmp_path, "check", f"harmful.py:{name}", "--json", code=1, cold=True)
-    assert ended.error["code"] == "crashed"
-    assert "wrote into a pipe of mha" in ended.error["message"]
+    words = [f"check harmful.py:{name} --json" for name in SENDING]
+    for name, ended in zip(SENDING, run_together(tmp_path, *words), strict=True):
+        assert (ended.code, ended.error["code"]) == (1, "crashed"), name
+        assert "wrote into a pipe of mha" in ended.error["message"]
 
 
 def test_only_the_begin_of_a_long_text_of_an_exception_is_read() -> None:

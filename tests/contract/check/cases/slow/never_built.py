@@ -1,5 +1,5 @@
 # expect: too-slow
-# mentions: NeverBuilt|60|--time-limit
+# mentions: NeverBuilt|than 3 seconds|--time-limit
 # words: never_built.py:NeverBuilt --time-limit 1.5
 import time
 

@@ -1,5 +1,5 @@
 # expect: too-slow
-# mentions: 60
+# mentions: than 3 seconds
 # words: never_imported.py:Attention --time-limit 1.5
 import time
 
