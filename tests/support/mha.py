@@ -502,6 +502,14 @@ class _Forking(subprocess.Popen[bytes]):
         self._close_pipe_fds(*pipes)
 
 
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """In the block a Python program that is started for code of the user is a fork."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", _Forking)
+        yield
+
+
 def _run_program(words: list[str], fds: tuple[int, int, int], kept: Collection[int]) -> NoReturn:
     """Runs a program with its arguments, these descriptors as its streams, which are not buffered,
     and the kept ones.

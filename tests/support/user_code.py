@@ -9,7 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch.fx.experimental.symbolic_shapes  # noqa: F401 - gradients import it, else in each fork
+
 import mhacli
+
+from .mha import forking
 
 ZOO = Path(__file__).parents[1] / "contract" / "check" / "zoo"
 """Attention as people write it; all of it is right but `odd.py`."""
@@ -19,8 +23,9 @@ PATIENCE_S = 600.0
 
 
 def check(target: object, **how: Any) -> Any:
-    """The examination of a target, with time enough."""
-    return mhacli.check(target, **{"max_time_s": PATIENCE_S, **how})
+    """The examination of a target, with time enough. That of a name is made in a fork."""
+    with forking():
+        return mhacli.check(target, **{"max_time_s": PATIENCE_S, **how})
 
 
 def load(path: Path) -> ModuleType:

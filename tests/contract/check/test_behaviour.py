@@ -734,7 +734,7 @@ def test_a_model_that_fails_says_whether_its_attention_was_compared(
 ) -> None:
     path = tmp_path / "leaks.py"
     path.write_text(LEAKS.replace("is_causal=True", mask))
-    examination = mhacli.check(f"{path}:GPT")
+    examination = user_code.check(f"{path}:GPT")
     assert examination.findings[-1].code == "sees-the-future"
     assert [(each.verdict, len(each.names)) for each in examination.inside] == [(verdict, 2)]
     assert any(says in note for note in examination.notes)

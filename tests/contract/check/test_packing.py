@@ -208,7 +208,7 @@ def test_a_statement_holds_if_one_way_to_tell_documents_apart_is_right() -> None
 def test_a_function_isolates_documents_before_its_gradients_are_judged(
     name: str, isolates: bool, example: str | None
 ) -> None:
-    report = mhacli.check(f"{FOLDER / 'functions.py'}:{name}", example=example)
+    report = user_code.check(f"{FOLDER / 'functions.py'}:{name}", example=example)
     assert answer(report).ok is isolates
     found = {finding.code: finding for finding in report.findings}
     assert found.keys() == (set() if isolates else {"documents-leak"})

@@ -108,7 +108,7 @@ def test_a_scale_that_is_meant_is_stated_as_the_finding_says(tmp_path, divisor: 
 def test_a_difference_behind_the_inputs_is_located(tmp_path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def linear(q, k, v):\n    return q.softmax(-1) @ (k.softmax(-2).mT @ v)\n")
-    examination = mhacli.check(f"{path}:linear")
+    examination = user_code.check(f"{path}:linear")
     assert (examination.verdict, examination.departure.line) == ("unknown", 2)
 
 
