@@ -608,7 +608,7 @@ def test_a_compiled_module_and_a_function_are_examined_and_a_scripted_module_is_
 @pytest.mark.real
 def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path) -> None:
     words = ("check", "--model", checkpoints.folder("gpt2"), "--length", "16", "--json")
-    document = run(tmp_path, *words, cold=True).json
+    document = run(tmp_path, *words).json
     assert document["verdict"] == "right"
     (inside,) = document["inside"]
     assert (inside["type"], inside["verdict"], len(inside["names"])) == (

@@ -255,5 +255,5 @@ def test_a_checkpoint_and_code_in_one_table_through_the_installed_program(
     states(f"{{ model = {folder}, length = 16 }}", RIGHT)
     ended = run(tmp_path / "inner" / "most", "check", "--json", cold=True)
     assert [report["verdict"] for report in ended.json["reports"]] == ["right", "right"]
-    shown = run(tmp_path, "check", "--max-time", "600", cold=True)
+    shown = run(tmp_path, "check", "--max-time", "600")
     assert shown.stdout.splitlines()[-1] == "2 targets: 2 right"
