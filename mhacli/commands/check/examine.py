@@ -64,7 +64,7 @@ from .layer_sites import LayerSites, sites_in
 from .masks_as_targets import examine_mask, is_mask, mask_of_target
 from .observed import Intent, reason_of
 from .packing import isolation
-from .passes import Passes
+from .passes import Passes, TooLong
 from .probes import (
     ProbedAttention,
     arguments_changed,
@@ -371,10 +371,10 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         reason = report.reason or f"not tried: {over}"
         undecided = replace(report, verdict="unknown", reason=reason)
         return ModeReport(subject, undecided, (*compared.untried, *TESTS))
+    except TooLong:
+        raise
     except NO_ANSWER as failure:  # no text works alone
         reason_of(failure)  # raises it again where memory lacks
-        if request.length is not None:
-            raise
         return compared
     # the text of a model is longer than that of a call
     tester.results |= {each.name: each for each in report.behaviour if each.name != "packing"}

@@ -143,6 +143,10 @@ class _KnownRows(FunctionMode):
         return on_behalf(func, *args, **kwargs)
 
 
+class TooLong(MhaError):
+    """A model reads no text of the stated length, and reads shorter ones."""
+
+
 class Passes:
     """Passes of a model over texts, of which the first is the longest; random ones unless some are
     given, of the `requested` length or the longest that works.
@@ -189,7 +193,7 @@ class Passes:
 
     def _longest_texts(self, requested: int | None) -> tuple[list[Tensor], PassOutput]:
         """Random texts, of which the first is as long as possible and the second shorter, and what
-        a pass over the first gives. Raises `MhaError` for a requested length that is too long, and
+        a pass over the first gives. Raises `TooLong` for a requested length that is too long, and
         else what the last length raised if none works.
         """
         lengths = self._lengths_to_try(requested)
@@ -238,7 +242,7 @@ class Passes:
         longest = bisect_left(range(1, requested), True, key=fails)
         if not longest:
             return failure
-        return MhaError(
+        return TooLong(
             f"{self.attention.built.name} reads no text of {requested} tokens: {failure}",
             hint=f"--length {longest} is the longest that it reads",
         )

@@ -133,11 +133,9 @@ def test_a_mistake_is_named_with_its_line_a_proof_and_a_fix(mistake: Edit, tmp_p
         assert not finding.fix.endswith("(not tried)") or finding.fix_tried is None
     coded = [finding for finding in examination.findings if finding.fix_tried]
     if len(coded) == len(examination.findings):
-        # a context of another width than the text fails in a call of a stated length
-        options = {} if mistake.name == "ContextAttention" else {"length": SHORT}
 
         def check(file: Path) -> bool:
-            return examine(mistake, file, **options).verdict == "right"
+            return examine(mistake, file, length=SHORT).verdict == "right"
 
         assert becomes_right(path, check, coded)
 
