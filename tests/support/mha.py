@@ -513,6 +513,17 @@ class _Forking(subprocess.Popen[bytes]):
         self._close_pipe_fds(*pipes)
 
 
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """In the block, a Python program that examines code of the user is a fork of this process."""
+    _entry()
+    earlier, subprocess.Popen = subprocess.Popen, _Forking  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = earlier  # type: ignore[misc]
+
+
 def _run_program(words: list[str], fds: tuple[int, int, int], kept: Collection[int]) -> NoReturn:
     """Runs a program with its arguments, these descriptors as its streams, which are not buffered,
     and the kept ones.

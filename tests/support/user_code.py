@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import mhacli
+from support.mha import forking
 
 ZOO = Path(__file__).parents[1] / "contract" / "check" / "zoo"
 """Attention as people write it; all of it is right but `odd.py`."""
@@ -19,8 +21,9 @@ PATIENCE_S = 600.0
 
 
 def check(target: object, **how: Any) -> Any:
-    """The examination of a target, with time enough."""
-    return mhacli.check(target, **{"max_time_s": PATIENCE_S, **how})
+    """The examination of a target, with time enough, and without a new process of Python."""
+    with forking() if isinstance(target, str) else nullcontext():
+        return mhacli.check(target, **{"max_time_s": PATIENCE_S, **how})
 
 
 def load(path: Path) -> ModuleType:
