@@ -307,12 +307,23 @@ def _entry() -> Callable[[], Any]:
                 importlib.import_module(module.name)
     (entry,) = entry_points(group="console_scripts", name="mha")
     loaded: Callable[[], Any] = entry.load()
+    _keep_parsers()
     with tempfile.TemporaryDirectory() as folder:
         mhacli.inspect("a b", mhacli.Config(n_heads=2, d_model=8)).save(f"{folder}/record")
         mhacli.load(f"{folder}/record")._repr_html_()
     gc.freeze()
     gc.enable()
     return loaded
+
+
+def _keep_parsers() -> None:
+    """What Typer makes of a command is made once, and not for every run."""
+    import typer.main
+
+    app = importlib.import_module("mhacli.cli.app")
+    made = functools.cache(app._typer_app)
+    app._typer_app = lambda names, **how: made(frozenset(names), **how)  # type: ignore[attr-defined]
+    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def _call(
@@ -504,7 +515,8 @@ class _Forking(subprocess.Popen[bytes]):
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """In the block a Python program that is started for code of the user is a fork."""
+    """In the block, a Python program that examines code of the user is a fork of this process."""
+    _entry()  # what the program imports, once
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", _Forking)
         yield

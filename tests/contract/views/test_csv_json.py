@@ -352,8 +352,8 @@ def names_in(document: dict[str, Any]) -> list[str]:
     ("words", "code"),
     [
         ("doctor", 0),
-        pytest.param("check functions.py:attend", 0, marks=pytest.mark.real),
-        ("check functions.py:attend_without_scale", 3),
+        pytest.param("check functions.py:attend --length 8", 0, marks=pytest.mark.real),
+        ("check functions.py:attend_without_scale --length 8", 3),
         ("diff a b", 3),
     ],
 )
