@@ -181,8 +181,7 @@ def load() -> list[str]:
     setattr(builtins, _HOOK, _enters)
     sys.meta_path.insert(0, _Finder())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    of_gradients = "torch.fx.experimental.symbolic_shapes"
-    for name in ("torch", of_gradients, "mhacli.cli.app", *PACKAGES):
+    for name in ("torch", "mhacli.cli.app", *PACKAGES):
         importlib.import_module(name)
     for name in PACKAGES:
         for module in pkgutil.walk_packages(sys.modules[name].__path__, f"{name}."):

@@ -296,7 +296,6 @@ def _entry() -> Callable[[], Any]:
 
     gc.disable()
     with contextlib.suppress(ImportError):
-        importlib.import_module("torch.fx.experimental.symbolic_shapes")
         import transformers
 
         for name in ("AutoConfig", "AutoModel", "AutoTokenizer", "AttentionInterface"):

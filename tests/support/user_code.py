@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch.fx.experimental.symbolic_shapes  # noqa: F401 - gradients import it, else in each fork
-
 import mhacli
 from support.mha import forking
 

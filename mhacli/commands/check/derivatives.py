@@ -69,10 +69,10 @@ class Derivative(NamedTuple):
 
 def gradients_of(out: Tensor, wanted: Mapping[str, Tensor], cotangent: Tensor) -> Gradients:
     """The gradients of those tensors that the output depends on."""
+    # of a sum, because torch imports sympy for a cotangent, which takes 0.3 s
+    total = (out * cotangent.to(out)).sum()
     # the graph from parameters to projections serves every call
-    found = torch.autograd.grad(
-        out, [*wanted.values()], cotangent.to(out), retain_graph=True, allow_unused=True
-    )
+    found = torch.autograd.grad(total, [*wanted.values()], retain_graph=True, allow_unused=True)
     return {
         name: as_float64(each) for name, each in zip(wanted, found, strict=True) if each is not None
     }
