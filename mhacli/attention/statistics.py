@@ -265,9 +265,14 @@ class Reduced:
     @cached_property
     def top_score(self) -> PerQuery:
         """The largest score of each query, −∞ without keys."""
-        sinks = self._sinks
-        if isinstance(self.attention, GivenAttention):
-            return of_some(self.attention.matrices()["scores"].amax(dim=-1), self.heads)
+        attention, sinks = self.attention, self._sinks
+        if isinstance(attention, GivenAttention):
+            scores, tops = of_some(attention.scores, self.heads), list[Tensor]()
+            for span, _ in blocks_of(attention, self.request):
+                visible = attention.visible_to(self.heads, indices(span, scores), self.keys)
+                rows = scores[:, :, span.start : span.stop]
+                tops.append(rows.masked_fill(~visible, -torch.inf).amax(dim=-1))
+            return torch.cat(tops, dim=-1).to(attention.dtype)
         # by its weight, in which a sink logit takes part
         lse = self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
         return self.statistics["peak"] + lse
