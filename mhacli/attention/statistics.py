@@ -268,9 +268,10 @@ class Reduced:
         attention, sinks = self.attention, self._sinks
         if isinstance(attention, GivenAttention):
             scores, tops = of_some(attention.scores, self.heads), list[Tensor]()
-            for span, _ in blocks_of(attention, self.request):
-                visible = attention.visible_to(self.heads, indices(span, scores), self.keys)
-                rows = scores[:, :, span.start : span.stop]
+            keys = indices(range(scores.shape[-1]), scores)
+            for queries, _ in blocks_of(attention, self.request):
+                visible = attention.visible_to(self.heads, indices(queries, scores), keys)
+                rows = scores[:, :, queries.start : queries.stop]
                 tops.append(rows.masked_fill(~visible, -torch.inf).amax(dim=-1))
             return torch.cat(tops, dim=-1).to(attention.dtype)
         # by its weight, in which a sink logit takes part
