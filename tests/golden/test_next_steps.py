@@ -43,6 +43,7 @@ def test_what_is_suggested_can_be_typed(section: str, tmp_path: Path) -> None:
     for command in typed:
         shown = ["sh", "-c", f"mha() {{ printf '%s\\0' \"$@\"; }}; {command}"]
         words = subprocess.run(shown, cwd=folder, capture_output=True, check=True).stdout
+        assert words, command
         allowed = (0, 3) if command.startswith(("mha check", "mha diff")) else (0,)
         env = {"CUDA_VISIBLE_DEVICES": ""}
         run(folder, *words.split(b"\0")[:-1], code=allowed, env=env)

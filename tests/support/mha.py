@@ -316,12 +316,14 @@ def _entry() -> Callable[[], Any]:
 
 
 def _keep_parsers() -> None:
-    """What Typer makes of a command is made once, and not for every run."""
+    """What Typer makes of a command is made once, and not for every run: a test that changes the
+    options of a command needs a process of its own.
+    """
     import typer.main
 
     app = importlib.import_module("mhacli.cli.app")
     made = functools.cache(app._typer_app)
-    app._typer_app = lambda names, **how: made(frozenset(names), **how)  # type: ignore[attr-defined]
+    app._typer_app = lambda names, **how: made(frozenset(app.COMMANDS.keys() & names), **how)  # type: ignore[attr-defined]
     typer.main.get_command = functools.cache(typer.main.get_command)
 
 

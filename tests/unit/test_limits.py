@@ -10,6 +10,8 @@ from support import cases
 from support.documents import ROOT
 from support.mha import run_together
 
+from mhacli.usercode import process
+
 CASES = ROOT / "tests" / "contract" / "check" / "cases"
 
 
@@ -17,6 +19,7 @@ CASES = ROOT / "tests" / "contract" / "check" / "cases"
 def test_an_import_and_a_constructor_that_never_end_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert process.FIRST_LIMIT_S == 60  # as CHECK says
     monkeypatch.setattr("mhacli.usercode.process.FIRST_LIMIT_S", 3.0)
     names = ("never_built.py", "never_imported.py")
     endless = [cases.read(CASES / "slow" / name) for name in names]

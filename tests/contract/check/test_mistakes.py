@@ -40,10 +40,7 @@ USED_AT = {
 """Where a layer uses what another line computes: a finding may name this line as well."""
 NEARBY = 2
 """A mistake and what it leaves out take several lines."""
-SHORT = 32
-"""The longest text on which a file with a fix is examined: mistakes of long texts are others."""
 OUTSIDE = ROOT / "tests" / "contract" / "outside" / "check"
-
 STATED = {"heads-not-as-stated", "scale-not-as-stated"}
 """Codes of statements that the code contradicts; see `test_statements.py`."""
 
@@ -133,11 +130,13 @@ def test_a_mistake_is_named_with_its_line_a_proof_and_a_fix(mistake: Edit, tmp_p
         assert not finding.fix.endswith("(not tried)") or finding.fix_tried is None
     coded = [finding for finding in examination.findings if finding.fix_tried]
     if len(coded) == len(examination.findings):
+        assert becomes_right(path, lambda file: examine(mistake, file).verdict == "right", coded)
 
-        def check(file: Path) -> bool:
-            return examine(mistake, file, length=SHORT).verdict == "right"
 
-        assert becomes_right(path, check, coded)
+def test_a_length_may_be_stated_beside_a_context_of_another_width() -> None:
+    layer = user_code.load(user_code.ZOO / "fused.py").ContextAttention
+    arguments = {"query_dim": 24, "context_dim": 20, "heads": 3, "dim_head": 7}
+    assert user_code.check(layer, arguments=arguments, length=32).verdict == "right"
 
 
 @pytest.mark.parametrize(

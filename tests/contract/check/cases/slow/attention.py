@@ -36,7 +36,7 @@ class SlowWithLargeScores(Slow):
 
     def forward(self, x):
         if x.abs().max() > 100:
-            time.sleep(13)
+            time.sleep(41)
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
         z = (q @ k.mT).softmax(dim=-1) @ v
         return self.out_proj(z.transpose(1, 2).flatten(2))
