@@ -310,7 +310,8 @@ def _mending(failure: Exception, built: Built) -> str:
     fault = failure.fault if isinstance(failure, UserRaised) else None
     of_module = isinstance(fault, AttributeError) and isinstance(fault.obj, nn.Module)
     line = _line_of(failure, built)
-    if line is None or not (of_module or isinstance(fault, NameError)):
+    # a name of a function, which a branch of it may set, depends on the call
+    if line is None or not (of_module or type(fault) is NameError):
         return ""
     return f"mend line {line}, whatever the call is"
 

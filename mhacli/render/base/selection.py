@@ -44,7 +44,8 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]
         chosen = tuple(choice for each in chosen for choice in _resolved(each, record.layers))
     for kind, number in chosen or ():
         if not any(is_among(layer, ((kind, number),)) for layer in record.layers):
-            name = ".".join(str(part) for part in (kind, number) if part not in (None, ALL_LAYERS))
+            word = {ALL_LAYERS: "", LAST_LAYER: "last"}.get(number, str(number))
+            name = ".".join(filter(None, (kind, word)))
             raise UsageError(
                 f"--layer {name} is not in the record, which has {names_of(record.layers)}"
             )

@@ -59,7 +59,7 @@ class HeadRow(NamedTuple):
         return self.head.uniform or Averages() if self.baseline else self.head
 
 
-MEASURED_AT = "at the first [MASK], else at the last token"
+MEASURED_AT = "at the first [MASK], else at the last token; classes and answers: of the text"
 """Where the removals of all heads are measured."""
 
 
@@ -183,13 +183,13 @@ def _number_columns(
     """A column for each statistic with a heading, in display order, and for each condition. Heads
     `across` two texts have no number of `_WITHIN_A_TEXT`, and alone no column.
     """
-    survey = survey_of(record)
+    survey, (sort, _) = survey_of(record), require_order(options.sort)
     is_across = bool(across) and all(head_key(head) in across for head in listed)
     columns = [
         _statistic_column(statistic, options, survey.sink_tokens, across)
         for statistic in (*OF_REMOVAL, *STATISTICS)
         if statistic.priority is not None
-        and not (record.scan and statistic in OF_REMOVAL and statistic.field != options.sort)
+        and not (record.scan and statistic in OF_REMOVAL and statistic.field != sort)
         and not (
             statistic.optional
             and all(getattr(head, statistic.field) is None for head in record.heads)

@@ -273,8 +273,14 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
         Column("weight", sum_of(weights), unit="number"),
     ]
     columns = [replace(column, style=style) for column in columns]
-    title = "" if len(rows) == len(total) else f"the {len(top)} largest weights of the row"
+    title = "" if len(rows) == len(total) else _title_of_some(cell, top, n_visible)
     return Table(columns, [[key] for key in rows], foot=[total], title=title)
+
+
+def _title_of_some(cell: Cell, top: Sequence[int], n_visible: int) -> str:
+    """What the rows of the `top` keys and of the traced one are."""
+    words = f"the {count_of(min(len(top), n_visible), 'largest weight')} of the row"
+    return words if cell.key in top else f"{words}, and key {cell.key}"
 
 
 def _text(number: float | None) -> str:

@@ -549,8 +549,13 @@ class Broken(nn.Module):
 
 @pytest.mark.parametrize(
     ("code", "mends"),
-    [("self.heads(q)", True), ("qq @ k.mT", True), ("q.view(2, 5, 5, 5)", False)],
-    ids=["no-attribute", "no-name", "no-shape"],
+    [
+        ("self.heads(q)", True),
+        ("qq @ k.mT", True),
+        ("late + (late := q)", False),  # a branch may set it
+        ("q.view(2, 5, 5, 5)", False),
+    ],
+    ids=["no-attribute", "no-name", "no-value", "no-shape"],
 )
 def test_an_error_of_the_code_itself_names_the_line_to_mend_and_no_call(
     tmp_path: Path, code: str, mends: bool
