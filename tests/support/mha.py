@@ -323,7 +323,7 @@ def _keep_parsers() -> None:
 
     app = importlib.import_module("mhacli.cli.app")
     made = functools.cache(app._typer_app)
-    app._typer_app = lambda names, **how: made(frozenset(app.COMMANDS.keys() & names), **how)  # type: ignore[attr-defined]
+    app._typer_app = lambda names, **how: made(frozenset(names), **how)  # type: ignore[attr-defined]
     typer.main.get_command = functools.cache(typer.main.get_command)
 
 
